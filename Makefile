@@ -1,0 +1,57 @@
+# Every target, with what it does: `make help`.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+UV_VERSION := 0.13.9
+UV := .tools/uv/bin/uv
+BIN := .venv/bin
+LOCKED := .venv/.locked
+export UV_PROJECT_ENVIRONMENT := .venv
+export HF_HUB_OFFLINE := 1
+export GRPC_VERBOSITY := ERROR
+PYTEST := $(BIN)/python -m pytest
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  \1\t\2/' | expand -t 18
+
+setup: $(LOCKED) ## bootstrap uv into .tools and sync the locked environment into .venv
+
+# uv lives in the project's own tool folder; get it from PyPI with nothing but Python's venv module.
+$(UV):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "sluice needs Python >= 3.11 (set PYTHON=...)"; exit 1; }
+	@echo "bootstrapping uv $(UV_VERSION) into .tools"
+	@$(PYTHON) -m venv .tools/uv
+	@.tools/uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+$(LOCKED): uv.lock pyproject.toml | $(UV)
+	$(UV) sync --locked --extra dev --python $(PYTHON)
+	@touch $@
+
+up: $(LOCKED) ## start gateway, prefill and decode on this machine, ask the sample question, keep serving
+	$(BIN)/sluice up --ask-sample
+
+check: $(LOCKED) ## format, lint, types, imports, generated files, fast tests: under a minute
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy -p sluice_records -p sluice_protocol -p sluice_kernels -p sluice_engine -p sluice_prefill -p sluice_decode -p sluice_gateway -p sluice_cli
+	$(BIN)/lint-imports --config tools/house/layers.ini
+	$(BIN)/python tools/house/generate.py --check
+	$(PYTEST) -q -m "not process and not slow" -n 2
+
+test: check ## everything: `make check`, then the tests that start processes and the slow ones
+	$(PYTEST) -q -m "process or slow"
+
+fmt: $(LOCKED) ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: $(LOCKED) ## regenerate the protobuf code and the generated docs
+	$(BIN)/python tools/house/generate.py
+
+lock: $(UV) ## resolve the dependencies again into uv.lock
+	$(UV) lock
+
+clean: ## remove the environment and the caches
+	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.PHONY: help setup up check test fmt proto lock clean

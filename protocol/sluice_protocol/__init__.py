@@ -1,0 +1,1 @@
+"""What crosses a boundary between processes: frozen dataclasses, one codec, the lease table."""
