@@ -1,0 +1,42 @@
+"""The end of every record: who it is and what it should add up to."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+MAGIC = 0x51C3A11E
+_FIELDS = struct.Struct("<II16s16sQQ")
+TRAILER_BYTES = 64
+assert _FIELDS.size <= TRAILER_BYTES
+
+
+class TrailerError(ValueError):
+    """Not a trailer of ours: wrong magic, or too short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trailer:
+    """`identity` covers format, kind and tokens; `generation` is the life of the record that holds it now."""
+
+    format_id: str
+    identity: bytes
+    generation: int
+    valid_tokens: int
+    digest: int
+
+    def pack(self) -> bytes:
+        """64 bytes; what a layout's trailer has beyond them stays as it is."""
+        packed = _FIELDS.pack(
+            MAGIC, self.valid_tokens, bytes.fromhex(self.format_id), self.identity, self.generation, self.digest
+        )
+        return packed.ljust(TRAILER_BYTES, b"\0")
+
+    @staticmethod
+    def unpack(data: bytes | memoryview) -> Trailer:
+        if len(data) < _FIELDS.size:
+            raise TrailerError(f"trailer of {len(data)} bytes is shorter than {_FIELDS.size}")
+        magic, valid, format_id, identity, generation, digest = _FIELDS.unpack_from(data)
+        if magic != MAGIC:
+            raise TrailerError(f"magic is {magic:#010x}, not {MAGIC:#010x}")
+        return Trailer(format_id.hex(), identity, generation, valid, digest)
