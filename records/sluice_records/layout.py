@@ -1,4 +1,4 @@
-"""`RecordLayout`: the bytes of one record. Allocation, budget, kernels, tiers, transfers, handshake and keys take it."""
+"""`RecordLayout`: the bytes of one record. Allocation, budget, kernels, tiers, transfers, handshake, keys take it."""
 
 from __future__ import annotations
 

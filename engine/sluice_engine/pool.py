@@ -1,0 +1,103 @@
+"""`RecordPool`: an array of records of one layout in shared memory, as bytes. Torch views are built above it.
+
+The memory is a memfd, mapped by the rank that computes in it and by the transport sidecar that moves it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sluice_records import Layouts, PoolPlan, RecordKind, RecordLayout, Trailer, record_digest
+
+Pools = Mapping[RecordKind, "RecordPool"]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpan:
+    """Where a pool lies in the engine's one memory area."""
+
+    kind: RecordKind
+    offset: int
+    nbytes: int
+
+
+def pool_spans(layouts: Layouts, plan: PoolPlan) -> tuple[PoolSpan, ...]:
+    """Pools follow each other, each at a multiple of the system's page size."""
+    spans, offset = [], 0
+    for kind in RecordKind:
+        nbytes = plan[kind] * layouts[kind].stride
+        spans.append(PoolSpan(kind, offset, nbytes))
+        offset += -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    return tuple(spans)
+
+
+def create_memory(layouts: Layouts, plan: PoolPlan, name: str) -> int:
+    """File descriptor of zeroed shared memory that holds all pools. The caller owns it."""
+    last = pool_spans(layouts, plan)[-1]
+    fd = os.memfd_create(f"sluice-{name}", os.MFD_CLOEXEC)
+    os.ftruncate(fd, max(last.offset + last.nbytes, mmap.PAGESIZE))
+    return fd
+
+
+class RecordPool:
+    """Byte-level access by record number; knows offsets only from its layout."""
+
+    def __init__(self, layout: RecordLayout, num_records: int, buffer: NDArray[np.uint8]) -> None:
+        """`buffer`: uint8 [num_records * layout.stride], borrowed."""
+        if buffer.shape != (num_records * layout.stride,):
+            raise ValueError(
+                f"pool of {num_records} records wants {num_records * layout.stride} bytes, not {buffer.shape}"
+            )
+        self.layout = layout
+        self.num_records = num_records
+        self.buffer = buffer
+        self._records = buffer.reshape(num_records, layout.stride)
+
+    def record(self, record: int) -> NDArray[np.uint8]:
+        """The record's bytes, trailer included, without the stride's slack. A view."""
+        if not 0 <= record < self.num_records:
+            raise IndexError(f"{self.layout.kind.value} record {record} of {self.num_records}")
+        return self._records[record, : self.layout.record_bytes]
+
+    def zero(self, record: int) -> None:
+        """What a life begins with, so that equal content means equal bytes."""
+        self.record(record)[:] = 0
+
+    def digest(self, record: int, identity: bytes) -> int:
+        return record_digest(self.record(record)[: self.layout.trailer_offset], identity)
+
+    def write_trailer(self, record: int, trailer: Trailer) -> None:
+        packed = np.frombuffer(trailer.pack(), dtype=np.uint8)
+        start = self.layout.trailer_offset
+        self.record(record)[start : start + len(packed)] = packed
+
+    def trailer(self, record: int) -> Trailer:
+        """Raises TrailerError when the record has none of ours."""
+        return Trailer.unpack(self.record(record)[self.layout.trailer_offset :].tobytes())
+
+    def copy_sections(self, record: int, to: RecordPool, to_record: int) -> None:
+        """Copy every section that both layouts have (state <-> snapshot: window and overlaps)."""
+        source, destination = self.record(record), to.record(to_record)
+        for key, section in self.layout.index.items():
+            twin = to.layout.index.get(key)
+            if twin is not None:
+                destination[twin.offset : twin.offset + twin.nbytes] = source[
+                    section.offset : section.offset + section.nbytes
+                ]
+
+
+def map_pools(fd: int, layouts: Layouts, plan: PoolPlan, *, writable: bool = True) -> dict[RecordKind, RecordPool]:
+    """Map the memory of `create_memory`. The mapping lives as long as a pool does."""
+    size = os.fstat(fd).st_size
+    access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    whole = np.frombuffer(mmap.mmap(fd, size, mmap.MAP_SHARED, access), dtype=np.uint8)
+    return {
+        span.kind: RecordPool(layouts[span.kind], plan[span.kind], whole[span.offset : span.offset + span.nbytes])
+        for span in pool_spans(layouts, plan)
+    }

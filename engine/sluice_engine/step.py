@@ -1,0 +1,202 @@
+"""`StepRecord`: the plan of one step, numbered and chained by digest. What the leader sends and every rank executes.
+
+A rank carries a record out in the order of its fields:
+
+    rows_freed, released           rows and records that nobody uses any more
+    reserved, filling, committed   records that begin a life, begin to be filled from elsewhere, are filled
+    rows_bound, pages_appended     deltas of the row table
+    resumes                        snapshot -> state, before the batch
+    batches                        the forward passes
+    snapshots                      state -> snapshot, after the batch
+    closed                         digest and trailer; the record is immutable from here on
+    reopened                       a committed tail page or state becomes writable again
+
+`pulls` are carried out by the transport, not by ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Protocol
+
+import msgspec
+
+from sluice_protocol.sampling import Sampling, TokenLogprobs
+from sluice_records import RecordKind
+
+CHAIN_BYTES = 16
+CHAIN_START = bytes(CHAIN_BYTES)
+
+
+class Plain(msgspec.Struct, frozen=True, array_like=True):
+    """Base of everything that travels between leader and ranks."""
+
+
+class RecordRef(Plain):
+    """One life of one record of the engine's own pools."""
+
+    kind: RecordKind
+    record: int
+    generation: int
+
+
+class RowBinding(Plain):
+    """Row `row` now runs a sequence whose first `position` tokens are in `state` and `pages` already.
+
+    `history` are all tokens so far, given only when sampling needs them (`Sampling.needs_history`). `last_token` is
+    the token to feed when a `RowWork` has none: the last one of a sequence that comes from elsewhere; else -1.
+    """
+
+    row: int
+    state: int
+    pages: tuple[int, ...]
+    position: int
+    sampling: Sampling
+    history: tuple[int, ...] = ()
+    last_token: int = -1
+
+
+class PageAppend(Plain):
+    row: int
+    pages: tuple[int, ...]
+
+
+class RowWork(Plain):
+    """`tokens` go in at positions start, start + 1, …; empty: one token, the last that this row sampled.
+
+    `sample`: the last position's logits choose a token, which the rank remembers for the row and reports.
+    """
+
+    row: int
+    start: int
+    tokens: tuple[int, ...]
+    sample: bool
+
+    @property
+    def q_len(self) -> int:
+        return len(self.tokens) or 1
+
+
+class Batch(Plain):
+    rows: tuple[RowWork, ...]
+
+
+class StateCopy(Plain):
+    """Window and overlaps between a state and a snapshot record; which way, the field of the step says."""
+
+    state: int
+    snapshot: int
+
+
+class Close(Plain):
+    """Write the trailer. `identity` as `record_identity` makes it."""
+
+    ref: RecordRef
+    identity: bytes
+    valid_tokens: int
+
+
+class PullItem(Plain):
+    """One record to read: from the source's record into ours. Identity, digest and generation are what was granted."""
+
+    kind: RecordKind
+    source: int
+    source_generation: int
+    destination: int
+    identity: bytes
+    digest: int
+    valid_tokens: int
+
+
+class PullSet(Plain):
+    """A set of records whose pull this step authorises. `peer` names the source's incarnation."""
+
+    lease_id: str
+    peer: str
+    items: tuple[PullItem, ...]
+
+
+class StepRecord(Plain):
+    number: int
+    rows_freed: tuple[int, ...] = ()
+    released: tuple[RecordRef, ...] = ()
+    reserved: tuple[RecordRef, ...] = ()
+    filling: tuple[RecordRef, ...] = ()
+    committed: tuple[RecordRef, ...] = ()
+    rows_bound: tuple[RowBinding, ...] = ()
+    pages_appended: tuple[PageAppend, ...] = ()
+    resumes: tuple[StateCopy, ...] = ()
+    batches: tuple[Batch, ...] = ()
+    snapshots: tuple[StateCopy, ...] = ()
+    closed: tuple[Close, ...] = ()
+    reopened: tuple[RecordRef, ...] = ()
+    pulls: tuple[PullSet, ...] = ()
+
+
+class SampledRow(Plain):
+    """Tokens that a row chose in this step: a list, so that a later multi-token step needs no new format."""
+
+    row: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+class RecordDigest(Plain):
+    ref: RecordRef
+    digest: int
+
+
+class StepResult(Plain):
+    """What a rank reports of a step. `busy_ns` is for throughput figures; nothing is decided by it on the rank."""
+
+    number: int
+    rank: int
+    sampled: tuple[SampledRow, ...]
+    digests: tuple[RecordDigest, ...] = ()
+    busy_ns: int = 0
+
+
+class StepDivergence(Exception):
+    """A step record that this rank cannot have been meant to execute. Ends the engine, with evidence."""
+
+
+class BatchModel(Protocol):
+    """What a rank runs inside a step: the real model, or the scripted one. Rows are small stable integers."""
+
+    def bind(self, binding: RowBinding) -> None: ...
+
+    def append_pages(self, row: int, pages: tuple[int, ...]) -> None: ...
+
+    def free(self, row: int) -> None: ...
+
+    def run(self, batch: Batch) -> tuple[SampledRow, ...]:
+        """Execute all rows, in row order of the batch; rows with `sample` report their tokens, in that order."""
+        ...
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(StepRecord)
+
+
+def encode_step(record: StepRecord, previous: bytes) -> tuple[bytes, bytes]:
+    """(frame, chain digest): the digest is over `previous` and this record; the frame carries it in front."""
+    body = _encoder.encode(record)
+    digest = chain_digest(previous, body)
+    return digest + body, digest
+
+
+def decode_step(frame: bytes | memoryview, previous: bytes) -> tuple[StepRecord, bytes]:
+    """(record, chain digest). Raises StepDivergence when the digest does not follow from `previous` and the body."""
+    view = memoryview(frame)
+    told, body = bytes(view[:CHAIN_BYTES]), view[CHAIN_BYTES:]
+    digest = chain_digest(previous, body)
+    if told != digest:
+        raise StepDivergence(f"chain digest is {told.hex()}, but {digest.hex()} follows from the step before")
+    try:
+        return _decoder.decode(body), digest
+    except msgspec.DecodeError as error:
+        raise StepDivergence(f"step record does not decode: {error}") from error
+
+
+def chain_digest(previous: bytes, body: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(body, digest_size=CHAIN_BYTES, key=previous).digest()
