@@ -32,7 +32,7 @@ class Plain(msgspec.Struct, frozen=True, array_like=True):
     """Base of everything that travels between leader and ranks."""
 
 
-class RecordRef(Plain):
+class RecordRef(Plain, frozen=True, array_like=True):
     """One life of one record of the engine's own pools."""
 
     kind: RecordKind
@@ -40,7 +40,7 @@ class RecordRef(Plain):
     generation: int
 
 
-class RowBinding(Plain):
+class RowBinding(Plain, frozen=True, array_like=True):
     """Row `row` now runs a sequence whose first `position` tokens are in `state` and `pages` already.
 
     `history` are all tokens so far, given only when sampling needs them (`Sampling.needs_history`). `last_token` is
@@ -56,12 +56,12 @@ class RowBinding(Plain):
     last_token: int = -1
 
 
-class PageAppend(Plain):
+class PageAppend(Plain, frozen=True, array_like=True):
     row: int
     pages: tuple[int, ...]
 
 
-class RowWork(Plain):
+class RowWork(Plain, frozen=True, array_like=True):
     """`tokens` go in at positions start, start + 1, …; empty: one token, the last that this row sampled.
 
     `sample`: the last position's logits choose a token, which the rank remembers for the row and reports.
@@ -77,18 +77,18 @@ class RowWork(Plain):
         return len(self.tokens) or 1
 
 
-class Batch(Plain):
+class Batch(Plain, frozen=True, array_like=True):
     rows: tuple[RowWork, ...]
 
 
-class StateCopy(Plain):
+class StateCopy(Plain, frozen=True, array_like=True):
     """Window and overlaps between a state and a snapshot record; which way, the field of the step says."""
 
     state: int
     snapshot: int
 
 
-class Close(Plain):
+class Close(Plain, frozen=True, array_like=True):
     """Write the trailer. `identity` as `record_identity` makes it."""
 
     ref: RecordRef
@@ -96,7 +96,7 @@ class Close(Plain):
     valid_tokens: int
 
 
-class PullItem(Plain):
+class PullItem(Plain, frozen=True, array_like=True):
     """One record to read: from the source's record into ours. Identity, digest and generation are what was granted."""
 
     kind: RecordKind
@@ -108,7 +108,7 @@ class PullItem(Plain):
     valid_tokens: int
 
 
-class PullSet(Plain):
+class PullSet(Plain, frozen=True, array_like=True):
     """A set of records whose pull this step authorises. `peer` names the source's incarnation."""
 
     lease_id: str
@@ -116,7 +116,7 @@ class PullSet(Plain):
     items: tuple[PullItem, ...]
 
 
-class StepRecord(Plain):
+class StepRecord(Plain, frozen=True, array_like=True):
     number: int
     rows_freed: tuple[int, ...] = ()
     released: tuple[RecordRef, ...] = ()
@@ -133,7 +133,7 @@ class StepRecord(Plain):
     pulls: tuple[PullSet, ...] = ()
 
 
-class SampledRow(Plain):
+class SampledRow(Plain, frozen=True, array_like=True):
     """Tokens that a row chose in this step: a list, so that a later multi-token step needs no new format."""
 
     row: int
@@ -141,12 +141,12 @@ class SampledRow(Plain):
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
-class RecordDigest(Plain):
+class RecordDigest(Plain, frozen=True, array_like=True):
     ref: RecordRef
     digest: int
 
 
-class StepResult(Plain):
+class StepResult(Plain, frozen=True, array_like=True):
     """What a rank reports of a step. `busy_ns` is for throughput figures; nothing is decided by it on the rank."""
 
     number: int
