@@ -6,7 +6,7 @@ Names are adjective + noun, codes are four digits. A name has at most one code w
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 ADJECTIVES = tuple(
     [
@@ -151,6 +151,7 @@ class Shape:
     small_talk: float = 0.03
     unknown: float = 0.1
     many: float = 0.45
+    crossed: float = 0.2
 
 
 @dataclass
@@ -159,17 +160,17 @@ class Notes:
 
     codes: dict[str, str] = field(default_factory=dict)
 
-    def add(self, rng: random.Random) -> str:
+    def add(self, rng: random.Random, crossed: float) -> str:
         """Invent a fact about a new name and return its sentence."""
-        name = self.absent(rng)
+        name = self.absent(rng, crossed)
         self.codes[name] = f"{rng.randrange(10_000):04d}"
         return f"The code of {name} is {self.codes[name]}."
 
-    def absent(self, rng: random.Random) -> str:
-        """A name without a code; half of the time both of its words occur in names that have one."""
+    def absent(self, rng: random.Random, crossed: float = 0.5) -> str:
+        """A name without a code; with probability `crossed` both of its words occur in names that have one."""
         known = [name.split() for name in self.codes]
         while True:
-            if len(known) > 1 and rng.random() < 0.5:
+            if len(known) > 1 and rng.random() < crossed:
                 name = f"{rng.choice(known)[0]} {rng.choice(known)[1]}"
             else:
                 name = f"{rng.choice(ADJECTIVES)} {rng.choice(NOUNS)}"
@@ -205,7 +206,7 @@ def opening_notes(rng: random.Random, notes: Notes, shape: Shape) -> str:
     """Facts and filler in random order, joined by spaces or line breaks."""
     count = rng.randint(*shape.sentences)
     share = rng.choice((0.0, shape.filler, shape.filler, 2 * shape.filler))
-    sentences = [filler(rng) if rng.random() < share else notes.add(rng) for _ in range(count)]
+    sentences = [filler(rng) if rng.random() < share else notes.add(rng, shape.crossed) for _ in range(count)]
     return rng.choice((" ", " ", " ", "\n")).join(sentences)
 
 
@@ -218,7 +219,7 @@ def small_talk(rng: random.Random) -> tuple[str, str]:
 def question(rng: random.Random, notes: Notes, shape: Shape, first: bool) -> tuple[str, str]:
     """A user text about the notes and its answer."""
     if not first and rng.random() < 0.1:
-        told = " ".join(notes.add(rng) for _ in range(rng.randint(1, 3)))
+        told = " ".join(notes.add(rng, shape.crossed) for _ in range(rng.randint(1, 3)))
         return rng.choice(TELL).format(told), NOTED_ANSWER
     if rng.random() < shape.many and len(notes.codes) > 1:
         names = notes.pick(rng, rng.randint(*shape.names_per_list), shape.unknown / 2)
@@ -276,8 +277,7 @@ def fitting(
     low, high = shape.sentences
     while True:
         count = rng.randint(low, high)
-        messages = conversation(rng, Shape((count, count), shape.turns, shape.names_per_list, shape.filler,
-                                           shape.small_talk, shape.unknown, shape.many))  # fmt: skip
+        messages = conversation(rng, replace(shape, sentences=(count, count)))
         size = length(messages)
         if size <= limit:
             return messages, size
