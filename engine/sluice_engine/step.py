@@ -4,12 +4,12 @@ A rank carries a record out in the order of its fields:
 
     rows_freed, released           rows and records that nobody uses any more
     reserved, filling, committed   records that begin a life, begin to be filled from elsewhere, are filled
+    reopened                       a committed tail page or state becomes writable again
     rows_bound, pages_appended     deltas of the row table
     resumes                        snapshot -> state, before the batch
     batches                        the forward passes
     snapshots                      state -> snapshot, after the batch
     closed                         digest and trailer; the record is immutable from here on
-    reopened                       a committed tail page or state becomes writable again
 
 `pulls` are carried out by the transport, not by ranks.
 """
@@ -123,14 +123,19 @@ class StepRecord(Plain, frozen=True, array_like=True):
     reserved: tuple[RecordRef, ...] = ()
     filling: tuple[RecordRef, ...] = ()
     committed: tuple[RecordRef, ...] = ()
+    reopened: tuple[RecordRef, ...] = ()
     rows_bound: tuple[RowBinding, ...] = ()
     pages_appended: tuple[PageAppend, ...] = ()
     resumes: tuple[StateCopy, ...] = ()
     batches: tuple[Batch, ...] = ()
     snapshots: tuple[StateCopy, ...] = ()
     closed: tuple[Close, ...] = ()
-    reopened: tuple[RecordRef, ...] = ()
     pulls: tuple[PullSet, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to do but to count."""
+        return self == StepRecord(self.number)
 
 
 class SampledRow(Plain, frozen=True, array_like=True):

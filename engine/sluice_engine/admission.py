@@ -1,0 +1,96 @@
+"""Yes or no at once: an ordered list of checks, each named by the fault it finds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sluice_engine.ledger import CACHE
+from sluice_engine.schedule import SchedulerState
+from sluice_engine.sequence import Mode, Phase, SequenceSpec
+from sluice_protocol.generate import Refused
+from sluice_records import RecordKind
+
+# A refusal for want of room: another engine, or this one a little later, may well say yes.
+RETRY_MS = 50
+
+Check = Callable[[SchedulerState, SequenceSpec], Refused | None]
+
+
+def token_out_of_range(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
+    highest = max(spec.tokens)
+    if highest < state.limits.vocab_size:
+        return None
+    return Refused("TokenOutOfRange", f"token id {highest} is not below the vocabulary size {state.limits.vocab_size}")
+
+
+def nothing_to_produce(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
+    if spec.outputs_left >= 1:
+        return None
+    return Refused(
+        "NothingToProduce",
+        f"max_tokens is {spec.sampling.max_tokens} and {len(spec.outputs)} outputs are there already",
+    )
+
+
+def context_too_long(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
+    total = len(spec.tokens) + spec.outputs_left
+    if total <= state.limits.max_context_tokens:
+        return None
+    return Refused(
+        "ContextTooLong",
+        f"{len(spec.tokens)} tokens and {spec.outputs_left} to come are {total};"
+        f" this engine holds {state.limits.max_context_tokens} a sequence",
+    )
+
+
+def larger_than_pool(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
+    needed = _pages_at_most(state, spec)
+    total = state.ledger.count(RecordKind.PAGE).total
+    if needed <= total:
+        return None
+    return Refused("LargerThanPool", f"it may need {needed} pages and the pool has {total}")
+
+
+def no_row_free(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
+    if len(state.sequences) < state.limits.max_running:
+        return None
+    return Refused("NoRowFree", f"all {state.limits.max_running} rows are taken", RETRY_MS)
+
+
+def no_pages_free(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
+    """Those in the queue come first."""
+    promised = sum(state.limits.pages_for(len(s.tokens)) for s in state.sequences.values() if s.phase is Phase.WAITING)
+    needed = state.limits.pages_for(len(spec.tokens))
+    room = state.ledger.num_free(RecordKind.PAGE) - promised
+    if room < needed:  # counting what the cache could give back is worth its time only now
+        room += sum(
+            ref.kind is RecordKind.PAGE and state.ledger.holders(ref) == (CACHE,) for ref in state.cache.references()
+        )
+    if needed <= room:
+        return None
+    return Refused("NoPagesFree", f"{needed} pages are needed and {max(room, 0)} could be free", RETRY_MS)
+
+
+CHECKS: tuple[Check, ...] = (
+    token_out_of_range,
+    nothing_to_produce,
+    context_too_long,
+    larger_than_pool,
+    no_row_free,
+    no_pages_free,
+)
+
+
+def admit(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
+    """The first check that fails, or None: then `Arrived(spec)` may go into the next plan."""
+    for check in CHECKS:
+        refused = check(state, spec)
+        if refused is not None:
+            return refused
+    return None
+
+
+def _pages_at_most(state: SchedulerState, spec: SequenceSpec) -> int:
+    """The last token is chosen, never computed. A source computes no output at all."""
+    outputs = 0 if spec.mode is Mode.SOURCE else spec.outputs_left - 1
+    return state.limits.pages_for(len(spec.tokens) + outputs)

@@ -1,0 +1,99 @@
+"""Carry out step records on a rank, in the order of their fields (step.py)."""
+
+from __future__ import annotations
+
+import time
+
+from sluice_engine.mirror import RecordMirror
+from sluice_engine.pool import Pools
+from sluice_engine.step import (
+    CHAIN_START,
+    BatchModel,
+    Close,
+    RecordDigest,
+    RecordRef,
+    StateCopy,
+    StepDivergence,
+    StepRecord,
+    StepResult,
+    decode_step,
+)
+from sluice_records import RecordKind, Trailer
+
+
+class Executor:
+    """One rank's end of the chain of steps."""
+
+    def __init__(self, rank: int, pools: Pools, mirror: RecordMirror, model: BatchModel) -> None:
+        self.rank = rank
+        self.pools = pools
+        self.mirror = mirror
+        self.model = model
+        self._chain = CHAIN_START
+        self._next = 0
+
+    def execute_frame(self, frame: bytes | memoryview) -> StepResult:
+        """Raises StepDivergence when number or chain do not follow, or a record is not in the state to do it."""
+        record, chain = decode_step(frame, self._chain)
+        if record.number != self._next:
+            raise StepDivergence(f"step {record.number} came, {self._next} was next")
+        result = self.execute(record)
+        self._chain, self._next = chain, record.number + 1
+        return result
+
+    def execute(self, record: StepRecord) -> StepResult:
+        started = time.monotonic_ns()
+        self._move_records(record)
+        for binding in record.rows_bound:
+            self.model.bind(binding)
+        for append in record.pages_appended:
+            self.model.append_pages(append.row, append.pages)
+        for copy in record.resumes:
+            self._resume(copy)
+        sampled = tuple(row for batch in record.batches for row in self.model.run(batch))
+        for copy in record.snapshots:
+            self._snapshot(copy)
+        digests = tuple(self._close(close) for close in record.closed)
+        return StepResult(record.number, self.rank, sampled, digests, time.monotonic_ns() - started)
+
+    def _move_records(self, record: StepRecord) -> None:
+        for row in record.rows_freed:
+            self.model.free(row)
+        for ref in record.released:
+            self.mirror.release(ref)
+        for ref in record.reserved:
+            self.mirror.reserve(ref)
+            self.pools[ref.kind].zero(ref.record)
+        for ref in record.filling:
+            self.mirror.begin_fill(ref)
+        for ref in record.committed:
+            self.mirror.commit(ref)
+            self._claim(ref)
+        for ref in record.reopened:
+            self.mirror.reopen(ref)
+
+    def _claim(self, ref: RecordRef) -> None:
+        """After a commit the trailer names the new owner's generation; payload and identity stay."""
+        pool = self.pools[ref.kind]
+        told = pool.trailer(ref.record)
+        pool.write_trailer(
+            ref.record, Trailer(told.format_id, told.identity, ref.generation, told.valid_tokens, told.digest)
+        )
+
+    def _resume(self, copy: StateCopy) -> None:
+        self.mirror.check_readable(RecordKind.SNAPSHOT, copy.snapshot)
+        self.mirror.check_writable(RecordKind.STATE, copy.state)
+        self.pools[RecordKind.SNAPSHOT].copy_sections(copy.snapshot, self.pools[RecordKind.STATE], copy.state)
+
+    def _snapshot(self, copy: StateCopy) -> None:
+        self.mirror.check_readable(RecordKind.STATE, copy.state)
+        self.mirror.check_writable(RecordKind.SNAPSHOT, copy.snapshot)
+        self.pools[RecordKind.STATE].copy_sections(copy.state, self.pools[RecordKind.SNAPSHOT], copy.snapshot)
+
+    def _close(self, close: Close) -> RecordDigest:
+        ref, pool = close.ref, self.pools[close.ref.kind]
+        self.mirror.close(ref)
+        digest = pool.digest(ref.record, close.identity)
+        trailer = Trailer(pool.layout.format_id, close.identity, ref.generation, close.valid_tokens, digest)
+        pool.write_trailer(ref.record, trailer)
+        return RecordDigest(ref, digest)

@@ -1,0 +1,238 @@
+"""The leader's books: one physical state per record, a multiset of holders, a generation per life.
+
+FREE -> LIVE (reserve) -> FILLING (begin_fill) -> LIVE (commit) -> FREE (last holder dropped). A record that is FILLING
+becomes free only once its handles are terminal (`end_fill`), a STRANDED one only after the fence.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+from sluice_engine.errors import LedgerError
+from sluice_engine.step import RecordRef
+from sluice_records import PoolPlan, RecordKind
+
+
+class RecordState(IntEnum):
+    FREE = 0
+    FILLING = 1
+    LIVE = 2
+    STRANDED = 3
+
+
+class HolderKind(StrEnum):
+    SEQUENCE = "sequence"
+    CACHE = "cache"
+    LEASE = "lease"
+    TIER = "tier"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Holder:
+    """Who keeps a record alive. `id` is the sequence's or lease's number; 0 for the prefix cache."""
+
+    kind: HolderKind
+    id: int
+
+
+CACHE = Holder(HolderKind.CACHE, 0)
+
+
+@dataclass(slots=True)
+class _Entry:
+    state: RecordState = RecordState.FREE
+    generation: int = 0
+    closed: bool = False
+    # Whether ranks were told of this life; one that they never heard of ends without a word too.
+    announced: bool = False
+    holders: list[Holder] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCount:
+    """Records of one pool by physical state."""
+
+    free: int
+    filling: int
+    live: int
+    stranded: int
+
+    @property
+    def total(self) -> int:
+        return self.free + self.filling + self.live + self.stranded
+
+
+class Ledger:
+    """Allocation is deterministic: the record that has been free for longest comes first."""
+
+    def __init__(self, plan: PoolPlan) -> None:
+        self._entries = {kind: [_Entry() for _ in range(plan[kind])] for kind in RecordKind}
+        self._free = {kind: deque(range(plan[kind])) for kind in RecordKind}
+        self._stranded = Counter[RecordKind]()
+        self._filling = Counter[RecordKind]()
+        # Lives that ended since `take_released`, of those ranks know about.
+        self._released: list[RecordRef] = []
+
+    # -- questions -------------------------------------------------------------------------------------------------
+
+    def num_free(self, kind: RecordKind) -> int:
+        return len(self._free[kind])
+
+    def count(self, kind: RecordKind) -> PoolCount:
+        total, free = len(self._entries[kind]), len(self._free[kind])
+        filling, stranded = self._filling[kind], self._stranded[kind]
+        return PoolCount(free, filling, total - free - filling - stranded, stranded)
+
+    def ref(self, kind: RecordKind, record: int) -> RecordRef:
+        return RecordRef(kind, record, self._entries[kind][record].generation)
+
+    def state(self, ref: RecordRef) -> RecordState:
+        return self._entry(ref).state
+
+    def is_closed(self, ref: RecordRef) -> bool:
+        return self._entry(ref).closed
+
+    def holders(self, ref: RecordRef) -> tuple[Holder, ...]:
+        return tuple(sorted(self._entry(ref).holders or ()))
+
+    # -- lives -----------------------------------------------------------------------------------------------------
+
+    def reserve(self, kind: RecordKind, holder: Holder) -> RecordRef:
+        """A record leaves FREE. Raises LedgerError when there is none: ask `num_free` first."""
+        if not self._free[kind]:
+            raise LedgerError(f"no free {kind.value} record for {holder}")
+        record = self._free[kind].popleft()
+        entry = self._entries[kind][record]
+        entry.state, entry.closed, entry.announced, entry.holders = RecordState.LIVE, False, False, [holder]
+        entry.generation += 1
+        return RecordRef(kind, record, entry.generation)
+
+    def announce(self, ref: RecordRef) -> None:
+        """Ranks will hear of this life in the step that is being planned."""
+        self._entry(ref).announced = True
+
+    def hold(self, ref: RecordRef, holder: Holder) -> None:
+        entry = self._entry(ref)
+        if entry.holders is None or entry.state is RecordState.FREE:
+            raise LedgerError(f"{holder} cannot hold {ref}: it is free")
+        entry.holders.append(holder)
+
+    def drop(self, ref: RecordRef, holder: Holder) -> None:
+        """One reference less. The last one of a LIVE record frees it; a FILLING one waits for `end_fill`."""
+        entry = self._entry(ref)
+        if entry.holders is None or holder not in entry.holders:
+            raise LedgerError(f"{holder} does not hold {ref}; {entry.holders} do")
+        entry.holders.remove(holder)
+        if not entry.holders and entry.state is RecordState.LIVE:
+            self._to_free(ref, entry)
+
+    def close(self, ref: RecordRef) -> None:
+        self._expect(ref, RecordState.LIVE).closed = True
+
+    def reopen(self, ref: RecordRef) -> None:
+        self._expect(ref, RecordState.LIVE).closed = False
+
+    # -- pulls and loads -------------------------------------------------------------------------------------------
+
+    def begin_fill(self, ref: RecordRef) -> None:
+        """A pull or load into it is authorised from now on."""
+        entry = self._expect(ref, RecordState.LIVE)
+        entry.state = RecordState.FILLING
+        self._filling[ref.kind] += 1
+
+    def commit(self, ref: RecordRef) -> None:
+        """Its handles are terminal and the bytes verified: LIVE and closed."""
+        entry = self._expect(ref, RecordState.FILLING)
+        entry.state, entry.closed = RecordState.LIVE, True
+        self._filling[ref.kind] -= 1
+        if not entry.holders:
+            self._to_free(ref, entry)
+
+    def end_fill(self, ref: RecordRef) -> None:
+        """Its handles are terminal, the bytes are worth nothing: the holder drops it, or has done so."""
+        entry = self._expect(ref, RecordState.FILLING)
+        entry.state = RecordState.LIVE
+        self._filling[ref.kind] -= 1
+        if not entry.holders:
+            self._to_free(ref, entry)
+
+    def strand(self, ref: RecordRef) -> None:
+        """A handle will not become terminal: nothing but the fence brings the record back."""
+        entry = self._expect(ref, RecordState.FILLING)
+        entry.state = RecordState.STRANDED
+        self._filling[ref.kind] -= 1
+        self._stranded[ref.kind] += 1
+
+    def fence(self) -> tuple[RecordRef, ...]:
+        """The transport is dead and nothing can land any more: every STRANDED record ends its life."""
+        freed = []
+        for kind, entries in self._entries.items():
+            for record, entry in enumerate(entries):
+                if entry.state is RecordState.STRANDED:
+                    ref = RecordRef(kind, record, entry.generation)
+                    self._stranded[kind] -= 1
+                    entry.state = RecordState.LIVE
+                    if not entry.holders:
+                        self._to_free(ref, entry)
+                    freed.append(ref)
+        return tuple(freed)
+
+    def take_released(self) -> tuple[RecordRef, ...]:
+        """Announced lives that ended since the last call, in the order they ended."""
+        released, self._released = tuple(self._released), []
+        return released
+
+    # -- integrity -------------------------------------------------------------------------------------------------
+
+    def check_integrity(self, references: Iterable[tuple[Holder, RecordRef]]) -> None:
+        """Raise LedgerError unless states add up and `references` (all that living holders have) are exactly the
+        holders on the books."""
+        told = Counter((ref, holder) for holder, ref in references)
+        booked: Counter[tuple[RecordRef, Holder]] = Counter()
+        for kind, entries in self._entries.items():
+            free = set(self._free[kind])
+            if len(free) != len(self._free[kind]):
+                raise LedgerError(f"{kind.value}: a record is in the free list twice")
+            by_state = Counter(entry.state for entry in entries)
+            if (by_state[RecordState.FREE], by_state[RecordState.FILLING], by_state[RecordState.STRANDED]) != (
+                len(free),
+                self._filling[kind],
+                self._stranded[kind],
+            ):
+                raise LedgerError(f"{kind.value}: states {dict(by_state)} do not add up to {self.count(kind)}")
+            for record, entry in enumerate(entries):
+                ref = RecordRef(kind, record, entry.generation)
+                if (entry.state is RecordState.FREE) != (record in free):
+                    raise LedgerError(f"{ref} is {entry.state.name} and free-listed: {record in free}")
+                if entry.state is RecordState.LIVE and not entry.holders:
+                    raise LedgerError(f"{ref} is LIVE and nobody holds it")
+                if entry.state is RecordState.FREE and entry.holders:
+                    raise LedgerError(f"{ref} is FREE and held by {entry.holders}")
+                for holder in entry.holders or ():
+                    booked[ref, holder] += 1
+        if told != booked:
+            missing, surplus = booked - told, told - booked
+            raise LedgerError(f"holders differ: on the books only {dict(missing)}, told only {dict(surplus)}")
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _entry(self, ref: RecordRef) -> _Entry:
+        entry = self._entries[ref.kind][ref.record]
+        if entry.generation != ref.generation:
+            raise LedgerError(f"{ref} is stale: generation {entry.generation} lives there now")
+        return entry
+
+    def _expect(self, ref: RecordRef, state: RecordState) -> _Entry:
+        entry = self._entry(ref)
+        if entry.state is not state:
+            raise LedgerError(f"{ref} is {entry.state.name}, not {state.name}")
+        return entry
+
+    def _to_free(self, ref: RecordRef, entry: _Entry) -> None:
+        entry.state, entry.holders, entry.closed = RecordState.FREE, None, False
+        if entry.announced:
+            self._released.append(ref)
+        self._free[ref.kind].append(ref.record)

@@ -1,0 +1,117 @@
+"""Prefix cache of the leader: which records hold which content. Bookkeeping only; the ledger counts the references.
+
+A hit at boundary n needs pages 0..n-1 and a snapshot at n; the usable prefix is the deepest boundary that has both.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from sluice_engine.step import RecordRef
+from sluice_records import ChainKey
+
+
+@dataclass(slots=True)
+class _Page:
+    ref: RecordRef
+    parent: ChainKey | None
+    children: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """`pages`: leading cached pages. `resume`: (boundary in pages, snapshot) of the deepest one usable, or None."""
+
+    pages: tuple[RecordRef, ...]
+    resume: tuple[int, RecordRef] | None
+
+
+class PrefixCache:
+    """Both tables are in LRU order. A chain is touched from its end to its root, so leaves are older than roots."""
+
+    def __init__(self) -> None:
+        self._pages: OrderedDict[ChainKey, _Page] = OrderedDict()
+        self._snapshots: OrderedDict[ChainKey, RecordRef] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    @property
+    def num_snapshots(self) -> int:
+        return len(self._snapshots)
+
+    def match(self, keys: Sequence[ChainKey], max_boundary: int) -> Match:
+        """Longest cached chain of `keys`; resumable at most at boundary `max_boundary` (in pages)."""
+        pages: list[RecordRef] = []
+        for key in keys:
+            page = self._pages.get(key)
+            if page is None:
+                break
+            pages.append(page.ref)
+        resume = None
+        for boundary in range(min(len(pages), max_boundary), 0, -1):
+            snapshot = self._snapshots.get(keys[boundary - 1])
+            if snapshot is not None:
+                resume = (boundary, snapshot)
+                break
+        return Match(tuple(pages), resume)
+
+    def touch(self, keys: Sequence[ChainKey]) -> None:
+        """These were used now; keys that are not cached are passed over."""
+        for key in reversed(keys):
+            if key in self._pages:
+                self._pages.move_to_end(key)
+            if key in self._snapshots:
+                self._snapshots.move_to_end(key)
+
+    def has_page(self, key: ChainKey) -> bool:
+        return key in self._pages
+
+    def has_snapshot(self, key: ChainKey) -> bool:
+        return key in self._snapshots
+
+    def insert_page(self, key: ChainKey, parent: ChainKey | None, ref: RecordRef) -> bool:
+        """False, and nothing done, when the content is there already or its parent is not."""
+        if key in self._pages or (parent is not None and parent not in self._pages):
+            return False
+        self._pages[key] = _Page(ref, parent)
+        if parent is not None:
+            self._pages[parent].children += 1
+        return True
+
+    def insert_snapshot(self, key: ChainKey, ref: RecordRef) -> bool:
+        """False when there is one already, or the pages below it are gone."""
+        if key in self._snapshots or key not in self._pages:
+            return False
+        self._snapshots[key] = ref
+        return True
+
+    def evict_snapshot(self, evictable: Callable[[RecordRef], bool]) -> RecordRef | None:
+        """The least recently used evictable one leaves the cache."""
+        for key, ref in self._snapshots.items():
+            if evictable(ref):
+                del self._snapshots[key]
+                return ref
+        return None
+
+    def evict_page(self, evictable: Callable[[RecordRef], bool]) -> tuple[RecordRef, ...]:
+        """The least recently used evictable leaf leaves the cache, and its snapshot with it; () when there is none."""
+        for key, page in self._pages.items():
+            if page.children == 0 and evictable(page.ref):
+                del self._pages[key]
+                if page.parent is not None:
+                    self._pages[page.parent].children -= 1
+                snapshot = self._snapshots.pop(key, None)
+                return (page.ref,) if snapshot is None else (page.ref, snapshot)
+        return ()
+
+    def references(self) -> Iterator[RecordRef]:
+        for page in self._pages.values():
+            yield page.ref
+        yield from self._snapshots.values()
+
+    def boundaries(self, limit: int) -> tuple[ChainKey, ...]:
+        """Most recently used resumable boundaries: hints for routing."""
+        return tuple(list(reversed(self._snapshots))[:limit])

@@ -1,0 +1,120 @@
+"""A model without mathematics: tokens from a script, a settable cost per token, records of real size.
+
+Load, fault and cluster tests run the real leader, leases and transfers over it. It writes into every record that a
+real model would write, so that digests, handoffs and mix-ups show.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import numpy as np
+
+from sluice_engine.mirror import RecordMirror
+from sluice_engine.pool import Pools
+from sluice_engine.step import Batch, RowBinding, RowWork, SampledRow, StepDivergence
+from sluice_protocol.sampling import TokenLogprobs
+from sluice_records import RecordKind
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """`token_cost_us`: busy time per token in, `step_cost_us` per batch. Tokens come from 0..vocab_size-1, and are
+    never one of `avoid` (stop tokens), so that an answer ends by `max_tokens` alone."""
+
+    vocab_size: int = 256
+    token_cost_us: float = 0.0
+    step_cost_us: float = 0.0
+    avoid: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Row:
+    binding: RowBinding
+    pages: list[int]
+    last_token: int
+
+
+class ScriptedModel:
+    """The next token is a function of the state record's content, which is a function of all tokens so far.
+
+    A state or page of somebody else, stale or mixed up, therefore changes the answer.
+    """
+
+    def __init__(
+        self, script: Script, pools: Pools, mirror: RecordMirror, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self.script = script
+        self._pools = pools
+        self._mirror = mirror
+        self._sleep = sleep
+        self._rows: dict[int, _Row] = {}
+        self._page_tokens = pools[RecordKind.PAGE].layout.page_tokens
+        usable = [s for s in pools[RecordKind.STATE].layout.sections if s.kind.value == "window_kv"]
+        if not usable or usable[0].nbytes < 8:
+            raise ValueError("the scripted model keeps 8 bytes in the first window section: the layout has none")
+        self._state_offset = usable[0].offset
+        pages = pools[RecordKind.PAGE].layout.sections
+        self._page_offset = pages[0].offset if pages else None
+
+    def bind(self, binding: RowBinding) -> None:
+        self._rows[binding.row] = _Row(binding, list(binding.pages), binding.last_token)
+
+    def append_pages(self, row: int, pages: tuple[int, ...]) -> None:
+        self._row(row).pages.extend(pages)
+
+    def free(self, row: int) -> None:
+        self._row(row)
+        del self._rows[row]
+
+    def run(self, batch: Batch) -> tuple[SampledRow, ...]:
+        tokens_in = sum(work.q_len for work in batch.rows)
+        cost = self.script.step_cost_us + self.script.token_cost_us * tokens_in
+        if cost:
+            self._sleep(cost / 1e6)
+        return tuple(sampled for work in batch.rows if (sampled := self._run_row(work)) is not None)
+
+    def _row(self, row: int) -> _Row:
+        if row not in self._rows:
+            raise StepDivergence(f"row {row} is not bound")
+        return self._rows[row]
+
+    def _run_row(self, work: RowWork) -> SampledRow | None:
+        row = self._row(work.row)
+        state = self._state(row)
+        tokens = work.tokens or (row.last_token,)
+        for position, token in enumerate(tokens, work.start):
+            # Content before this token, the token and its place: nothing else makes the content after it.
+            mixed = (int(state[0]) * 6364136223846793005 + token * 2654435761 + position + 1) & 0xFFFFFFFFFFFFFFFF
+            state[0] = mixed
+            self._write_page(row, position, mixed)
+        if not work.sample:
+            return None
+        row.last_token = self._choose(int(state[0]), work.start + len(tokens), row)
+        logprobs = () if row.binding.sampling.top_logprobs is None else (TokenLogprobs(0.0, (row.last_token,), (0.0,)),)
+        return SampledRow(work.row, (row.last_token,), logprobs)
+
+    def _state(self, row: _Row) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+        self._mirror.check_writable(RecordKind.STATE, row.binding.state)
+        record = self._pools[RecordKind.STATE].record(row.binding.state)
+        return record[self._state_offset : self._state_offset + 8].view(np.uint64)
+
+    def _write_page(self, row: _Row, position: int, mixed: int) -> None:
+        if self._page_offset is None:
+            return
+        page = row.pages[position // self._page_tokens]
+        self._mirror.check_writable(RecordKind.PAGE, page)
+        self._pools[RecordKind.PAGE].record(page)[self._page_offset + position % self._page_tokens] = mixed & 0xFF
+
+    def _choose(self, content: int, position: int, row: _Row) -> int:
+        """Greedy is a function of the content; a temperature adds the seed to it."""
+        sampling = row.binding.sampling
+        salt = f"{sampling.seed}/{sampling.choice}" if sampling.temperature else ""
+        draw = int.from_bytes(blake2b(f"{content}/{position}/{salt}".encode(), digest_size=8).digest(), "little")
+        token = draw % self.script.vocab_size
+        while token in self.script.avoid:
+            token = (token + 1) % self.script.vocab_size
+        return token
