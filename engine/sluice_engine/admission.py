@@ -1,12 +1,13 @@
-"""Yes or no at once: an ordered list of checks, each named by the fault it finds. Pure."""
+"""Yes or no at once: an ordered list of checks, each named by the fault it finds. No clock, no I/O."""
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
 
 from sluice_engine.ledger import CACHE
 from sluice_engine.schedule import SchedulerState
-from sluice_engine.sequence import Mode, Phase, SequenceSpec
+from sluice_engine.sequence import Mode, Phase, Sequence, SequenceSpec
 from sluice_protocol.generate import Refused
 from sluice_records import RecordKind
 
@@ -82,11 +83,13 @@ CHECKS: tuple[Check, ...] = (
 
 
 def admit(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
-    """The first check that fails, or None: then `Arrived(spec)` may go into the next plan."""
+    """The first check that fails; or None, and the sequence waits for the next plan, counted by the next admission."""
     for check in CHECKS:
         refused = check(state, spec)
         if refused is not None:
             return refused
+    state.sequences[spec.id] = Sequence(spec, list(spec.tokens), len(spec.tokens))
+    insort(state.waiting, spec.id)
     return None
 
 

@@ -19,7 +19,6 @@ from sluice_engine.limits import Limits
 from sluice_engine.prefix import PrefixCache
 from sluice_engine.sequence import (
     Aborted,
-    Arrived,
     EndCause,
     Fact,
     Fenced,
@@ -175,9 +174,6 @@ class _Planner:
 
     def apply(self, fact: Fact) -> None:
         match fact:
-            case Arrived(spec):
-                self.state.sequences[spec.id] = Sequence(spec, list(spec.tokens), len(spec.tokens))
-                insort(self.state.waiting, spec.id)
             case StepDone():
                 self._apply_result(fact)
             case Fenced():

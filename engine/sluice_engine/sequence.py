@@ -110,11 +110,6 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
-    spec: SequenceSpec
-
-
-@dataclass(frozen=True, slots=True)
 class Aborted:
     """The client went, a deadline passed, or the first token ended it: no more work for this sequence."""
 
@@ -165,7 +160,7 @@ class LeaseEnded:
     id: int
 
 
-Fact = Arrived | Aborted | StepDone | PullGranted | PullCommitted | PullsTerminal | Fenced | LeaseEnded
+Fact = Aborted | StepDone | PullGranted | PullCommitted | PullsTerminal | Fenced | LeaseEnded
 
 
 # -- what the scheduler tells the leader ----------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from sluice_engine.mirror import RecordMirror
 from sluice_engine.pool import RecordPool
 from sluice_engine.schedule import Plan, SchedulerState, plan
 from sluice_engine.scripted import Script, ScriptedModel
-from sluice_engine.sequence import Aborted, Arrived, EndCause, Fact, Mode, SequenceSpec, StepDone
+from sluice_engine.sequence import Aborted, EndCause, Fact, Mode, SequenceSpec, StepDone
 from sluice_engine.step import CHAIN_START, StepResult, encode_step
 from sluice_protocol.generate import Refused
 from sluice_protocol.sampling import Sampling
@@ -42,7 +42,7 @@ def tiny_layouts(perturbation: Perturbation | None = None) -> Layouts:
 class Engine:
     """`overlap`: the result of a step reaches the loop only after the next one is planned."""
 
-    pool_plan: PoolPlan = PoolPlan(64, 8, 8)
+    pool_plan: PoolPlan = field(default_factory=lambda: PoolPlan(64, 8, 8))
     max_running: int = 8
     chunk_tokens: int = 16
     step_tokens: int = 48
@@ -94,7 +94,6 @@ class Engine:
             raise RefusedByEngine(refused)
         self.specs[spec.id] = spec
         self.outputs[spec.id] = []
-        self.facts.append(Arrived(spec))
         return spec.id
 
     def abort(self, sequence: int) -> None:
