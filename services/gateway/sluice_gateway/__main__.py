@@ -1,0 +1,95 @@
+"""`python -m sluice_gateway`: the only place that reads argv."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from uuid import uuid4
+
+from sluice_gateway.app import create_app
+from sluice_gateway.client import grpc_factory
+from sluice_gateway.fleet import Fleet, FleetError, Member
+from sluice_gateway.members import read_fleet
+from sluice_gateway.serve import listen, make_server, url_of
+from sluice_gateway.settings import Settings, sampling_defaults
+from sluice_gateway.tokenizer import TokenizerError, load_tokenizer, read_config
+from sluice_protocol.fingerprint import Fingerprint
+from sluice_protocol.generate import Role
+from sluice_records.chain import block_keys
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="sluice_gateway", description="OpenAI-compatible front of a Sluice fleet")
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="port 0: the system chooses")
+    parser.add_argument("--model-name", required=True, help="the name that clients ask for")
+    parser.add_argument("--tokenizer", required=True, metavar="DIR|bytes", help="model directory; bytes: for scripts")
+    for role in Role:
+        parser.add_argument(f"--{role}", nargs="*", default=[], metavar="ADDR", help=f"engines in role {role}")
+    parser.add_argument("--fleet-file", type=Path, help='JSON {"members":[{"role","address"}]}, read again on change')
+    parser.add_argument("--key-file", type=Path, help="the per-run key that engines want to see")
+    parser.add_argument("--api-keys-file", type=Path, help="one key per line; without it everybody may come")
+    parser.add_argument("--max-queued", type=int, default=1024, metavar="N")
+    parser.add_argument("--deadline-s", type=float, default=120.0, help="how long a request may wait for a place")
+    parser.add_argument("--max-body-bytes", type=int, default=32 * 1024 * 1024)
+    parser.add_argument("--shutdown-s", type=float, default=10.0, help="how long running requests may take at the end")
+    parser.add_argument("--ready-file", type=Path, help="gets the line that stdout gets when ready to accept")
+    arguments = parser.parse_args(argv)
+    if arguments.fleet_file is not None and any(getattr(arguments, role) for role in Role):
+        parser.error("--fleet-file and --prefill/--decode/--unified exclude each other")
+    return arguments
+
+
+def make_settings(arguments: argparse.Namespace) -> Settings:
+    members = tuple(Member(role, address) for role in Role for address in getattr(arguments, role))
+    keys_file: Path | None = arguments.api_keys_file
+    keys = () if keys_file is None else tuple(line.strip() for line in keys_file.read_text().splitlines())
+    if keys_file is not None and not any(keys):
+        raise ValueError(f"{keys_file} holds no key; leave --api-keys-file out to let everybody in")
+    generation = read_config(Path(arguments.tokenizer) / "generation_config.json")
+    return Settings(
+        model_name=arguments.model_name,
+        gateway_id=uuid4().hex,
+        fleet=Fleet(members) if arguments.fleet_file is None else read_fleet(arguments.fleet_file),
+        fleet_file=arguments.fleet_file,
+        api_keys=tuple(key for key in keys if key),
+        max_queued=arguments.max_queued,
+        deadline_s=arguments.deadline_s,
+        max_body_bytes=arguments.max_body_bytes,
+        shutdown_s=arguments.shutdown_s,
+        sampling_defaults=sampling_defaults(generation),
+    )
+
+
+def keys_of(fingerprint: Fingerprint, tokens: tuple[int, ...], page_tokens: int) -> tuple[bytes, ...]:
+    return block_keys(fingerprint.digest, tokens, page_tokens)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
+    try:
+        settings, tokenizer = make_settings(arguments), load_tokenizer(arguments.tokenizer)
+        sock = listen(arguments.listen)
+    except (OSError, ValueError, TokenizerError, FleetError) as error:
+        print(f"sluice_gateway: {error}", file=sys.stderr)
+        return 2
+    key = "" if arguments.key_file is None else arguments.key_file.read_text().strip()
+    app = create_app(settings, tokenizer, lambda address: grpc_factory(address, key), block_keys=keys_of)
+
+    def on_ready() -> None:
+        line = json.dumps({"url": url_of(sock), "pid": os.getpid()})
+        print(line, flush=True)
+        if arguments.ready_file is not None:
+            arguments.ready_file.write_text(line + "\n")
+
+    make_server(app, on_ready).run(sockets=[sock])
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

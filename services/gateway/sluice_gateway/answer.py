@@ -1,0 +1,117 @@
+"""One choice from queue to last token, over as many tries as it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from sluice_gateway.counters import Counters
+from sluice_gateway.dispatch import Dispatcher, Placement, Ticket
+from sluice_gateway.link import TryResult
+from sluice_gateway.queue import Waiting
+from sluice_gateway.retry import Done, GiveUp, judge
+from sluice_gateway.route import Wanted
+from sluice_gateway.track import Track
+from sluice_protocol.generate import Ended, GenerateRequest, Route
+from sluice_protocol.sampling import Sampling
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What one choice asks of the engines. `patience_s` bounds each wait for a place, counted from the last token."""
+
+    request_id: str
+    gateway_id: str
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+    patience_s: float
+    fault_budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a finished choice cost and how it came."""
+
+    completion_tokens: int
+    reasoning_tokens: int
+    cached_tokens: int
+    tries: int
+    route: Route
+
+
+class Choice:
+    """`run` ends with an Outcome or raises the ApiError for the client."""
+
+    def __init__(self, ask: Ask, track: Track, dispatcher: Dispatcher, clock: Clock, counters: Counters) -> None:
+        self._ask = ask
+        self._track = track
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._counters = counters
+        self._tries = 0
+        self._spent = 0
+        self._progress_at = clock()
+        self._avoid: frozenset[str] = frozenset()
+
+    async def run(self, ticket: Ticket) -> Outcome:
+        while True:
+            placement = await self._dispatcher.placed(ticket)
+            self._tries += 1
+            had = len(self._track.output_ids)
+            try:
+                result = await self._try(placement)
+            finally:
+                self._dispatcher.release(placement)
+            if len(self._track.output_ids) > had:
+                self._progress_at = self._clock()
+            step = judge(result, self._track.finished, self._tries, self._spent, self._ask.fault_budget)
+            if isinstance(step, Done):
+                self._track.end(step.reason)
+                return self._outcome(result, placement)
+            if isinstance(step, GiveUp):
+                raise step.error
+            self._counters.retries += 1
+            self._spent = step.spent
+            self._avoid = frozenset(placement.pair.addresses) if step.avoid else frozenset()
+            ticket = self._dispatcher.enter_again(self._waiting_again(ticket, placement, step.delay_s))
+
+    async def _try(self, placement: Placement) -> TryResult:
+        ask = self._ask
+        request = GenerateRequest(
+            request_id=ask.request_id,
+            gateway_id=ask.gateway_id,
+            prompt_ids=ask.prompt_ids,
+            output_ids=tuple(self._track.output_ids),
+            sampling=ask.sampling,
+            source_address=placement.pair.source_address,
+        )
+
+        def on_first() -> None:
+            self._dispatcher.prefilled(placement)
+
+        return await placement.decode.attempt(request, self._track.push, on_first)
+
+    def _waiting_again(self, ticket: Ticket, placement: Placement, delay_s: float) -> Waiting:
+        hello = placement.pair.decode.hello
+        produced = self._track.output_ids
+        wanted = Wanted(
+            self._ask.prompt_ids + tuple(produced),
+            hello.fingerprint if produced and hello is not None else None,
+            self._avoid,
+        )
+        now = self._clock()
+        return Waiting(ticket.waiting.order, self._progress_at + self._ask.patience_s, wanted, now + delay_s)
+
+    def _outcome(self, result: TryResult, placement: Placement) -> Outcome:
+        """A stop string ends the try before the engine reported: then only the processes are known."""
+        ended = result if isinstance(result, Ended) else None
+        route = ended.route if ended is not None else Route()
+        prefill, decode = placement.pair.prefill, placement.pair.decode
+        if not route.decode_pid and decode.hello is not None:
+            route = replace(route, decode_pid=decode.hello.pid)
+        if not route.prefill_pid and prefill is not None and prefill.hello is not None:
+            route = replace(route, prefill_pid=prefill.hello.pid)
+        cached = 0 if ended is None else min(ended.cached_tokens, len(self._ask.prompt_ids))
+        return Outcome(len(self._track.output_ids), self._track.reasoning_tokens, cached, self._tries, route)

@@ -1,0 +1,120 @@
+"""An engine over gRPC. The only file of the gateway that knows gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from sluice_gateway.engine import EngineClient, EngineLost
+from sluice_protocol import codec
+from sluice_protocol.generate import (
+    MAX_MESSAGE_BYTES,
+    SCHEMA_VERSION,
+    EngineHello,
+    GenerateEvent,
+    GenerateRequest,
+    Load,
+    TokenBatch,
+)
+from sluice_protocol.v1 import engine_pb2 as pb
+from sluice_protocol.v1.engine_pb2_grpc import EngineStub
+
+_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+
+
+class GrpcEngine:
+    """One channel to one engine. `key` authenticates the gateway; `timeout_s` bounds Hello and Load."""
+
+    def __init__(self, address: str, key: str, timeout_s: float = 5.0) -> None:
+        self._address = address
+        self._timeout_s = timeout_s
+        self._metadata = (("x-sluice-key", key),)
+        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._stub: Any = EngineStub(self._channel)
+
+    async def hello(self) -> EngineHello:
+        message = await self._unary(self._stub.Hello, pb.EngineHelloRequest(schema_version=SCHEMA_VERSION))
+        try:
+            hello = codec.decode_engine_hello(message)
+        except codec.MalformedMessage as error:
+            raise EngineLost(f"{self._address}: {error}") from error
+        if hello.schema_version != SCHEMA_VERSION:
+            raise EngineLost(f"{self._address}: schema version {hello.schema_version}, not {SCHEMA_VERSION}")
+        return hello
+
+    async def load(self) -> Load:
+        return codec.decode_load(await self._unary(self._stub.Load, pb.LoadRequest()))
+
+    async def _unary(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, timeout=self._timeout_s, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise self._lost(error) from error
+
+    async def attach(self, gateway_id: str) -> AsyncIterator[TokenBatch]:
+        call = self._stub.Attach(pb.AttachRequest(gateway_id=gateway_id), metadata=self._metadata)
+        try:
+            async for message in call:
+                yield codec.decode_token_batch(message)
+        except grpc.aio.AioRpcError as error:
+            raise self._lost(error) from error
+        except codec.MalformedMessage as error:
+            raise EngineLost(f"{self._address}: {error}") from error
+        finally:
+            call.cancel()
+        raise EngineLost(f"{self._address}: the engine ended the Attach stream")
+
+    def generate(self, request: GenerateRequest) -> GrpcGenerate:
+        message = codec.encode_generate_request(request)
+        return GrpcGenerate(self._stub.Generate(message, metadata=self._metadata), self._address)
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+
+    def _lost(self, error: grpc.aio.AioRpcError) -> EngineLost:
+        return EngineLost(f"{self._address}: {error.code().name}: {error.details()}")
+
+
+class GrpcGenerate:
+    def __init__(self, call: Any, address: str) -> None:
+        self._call = call
+        self._address = address
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._call.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[GenerateEvent]:
+        """gRPC reports a local cancel as CancelledError in the reader, which must not look like a cancelled task."""
+        try:
+            async for message in self._call:
+                yield codec.decode_generate_event(message)
+        except grpc.aio.AioRpcError as error:
+            raise EngineLost(f"{self._address}: {error.code().name}: {error.details()}") from error
+        except codec.MalformedMessage as error:
+            raise EngineLost(f"{self._address}: {error}") from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._cancelled or (task is not None and task.cancelling()):
+                raise
+        finally:
+            self._call.cancel()
+
+
+def grpc_factory(address: str, key: str) -> EngineClient:
+    return GrpcEngine(address, key)

@@ -1,0 +1,110 @@
+"""The `messages` field, checked, as values."""
+
+from __future__ import annotations
+
+from sluice_gateway import fields as f
+from sluice_gateway.errors import invalid
+from sluice_gateway.fields import Json
+from sluice_gateway.messages import Message, Speaker, ToolCall
+
+_KEYS: dict[Speaker, frozenset[str]] = {
+    Speaker.SYSTEM: frozenset({"role", "content", "name"}),
+    Speaker.DEVELOPER: frozenset({"role", "content", "name"}),
+    Speaker.USER: frozenset({"role", "content", "name"}),
+    Speaker.TOOL: frozenset({"role", "content", "name", "tool_call_id"}),
+    Speaker.ASSISTANT: frozenset(
+        {
+            "role",
+            "content",
+            "name",
+            "reasoning_content",
+            "tool_calls",
+            "refusal",
+            "audio",
+            "function_call",
+            "annotations",
+        }
+    ),
+}
+
+
+def parse_messages(value: Json) -> tuple[Message, ...]:
+    """At least one; `name` is accepted and has no place in the encoding."""
+    entries = f.array("messages", value)
+    if not entries:
+        raise f.wrong_value("messages", "must not be empty.")
+    return tuple(_message(f"messages[{index}]", entry) for index, entry in enumerate(entries))
+
+
+def _message(place: str, value: Json) -> Message:
+    entry = f.mapping(place, value)
+    if "role" not in entry:
+        raise invalid(f"{place}.role", f"Missing required parameter: '{place}.role'.", "missing_required_parameter")
+    role = Speaker(f.one_of(*Speaker)(f"{place}.role", entry["role"]))
+    f.only_keys(place, entry, _KEYS[role])
+    if entry.get("name") is not None:
+        f.string(f"{place}.name", entry["name"])
+    if role is Speaker.ASSISTANT:
+        return _assistant(place, entry)
+    text = _content(f"{place}.content", entry.get("content"))
+    if role is not Speaker.TOOL:
+        return Message(role, text)
+    if entry.get("tool_call_id") is None:
+        field = f"{place}.tool_call_id"
+        raise invalid(field, f"Missing required parameter: '{field}'.", "missing_required_parameter")
+    return Message(role, text, tool_call_id=f.string(f"{place}.tool_call_id", entry["tool_call_id"]))
+
+
+def _assistant(place: str, entry: dict[str, Json]) -> Message:
+    for name in ("refusal", "audio", "function_call"):
+        if entry.get(name) is not None:
+            raise invalid(f"{place}.{name}", f"'{place}.{name}' is not supported; remove it.", "unsupported_parameter")
+    calls = _tool_calls(f"{place}.tool_calls", entry.get("tool_calls"))
+    content = entry.get("content")
+    text = "" if content is None and calls else _content(f"{place}.content", content)
+    reasoning = entry.get("reasoning_content")
+    return Message(
+        Speaker.ASSISTANT,
+        text,
+        "" if reasoning is None else f.string(f"{place}.reasoning_content", reasoning),
+        calls,
+    )
+
+
+def _content(place: str, value: Json) -> str:
+    """A string, or parts of type text, which are joined."""
+    if value is None:
+        raise invalid(place, f"Missing required parameter: '{place}'.", "missing_required_parameter")
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise f.wrong_type(place, "a string or an array of parts", value)
+    if not value:
+        raise f.wrong_value(place, "must not be an empty array.")
+    return "".join(_part(f"{place}[{index}]", part) for index, part in enumerate(value))
+
+
+def _part(place: str, value: Json) -> str:
+    part = f.mapping(place, value)
+    kind = f.string(f"{place}.type", part.get("type"))
+    if kind != "text":
+        raise f.wrong_value(f"{place}.type", f"only parts of type 'text' are supported, but got {kind[:32]!r}.")
+    f.only_keys(place, part, frozenset({"type", "text"}))
+    return f.string(f"{place}.text", part.get("text"))
+
+
+def _tool_calls(place: str, value: Json) -> tuple[ToolCall, ...]:
+    if value is None:
+        return ()
+    return tuple(_tool_call(f"{place}[{index}]", entry) for index, entry in enumerate(f.array(place, value)))
+
+
+def _tool_call(place: str, value: Json) -> ToolCall:
+    call = f.mapping(place, value)
+    f.only_keys(place, call, frozenset({"id", "type", "function", "index"}))
+    if call.get("type", "function") != "function":
+        raise f.wrong_value(f"{place}.type", "must be 'function'.")
+    function = f.mapping(f"{place}.function", call.get("function"))
+    name = f.string(f"{place}.function.name", function.get("name"))
+    arguments = f.string(f"{place}.function.arguments", function.get("arguments"))
+    return ToolCall(f.string(f"{place}.id", call.get("id")), name, arguments)

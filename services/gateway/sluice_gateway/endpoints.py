@@ -1,0 +1,162 @@
+"""What each route does with a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sluice_gateway import frames
+from sluice_gateway.auth import check_key
+from sluice_gateway.bodies import read_json
+from sluice_gateway.dispatch import Clock
+from sluice_gateway.errors import invalid, model_not_found
+from sluice_gateway.frames import ChatFrames, CompletionFrames, Frames, Identity
+from sluice_gateway.gateway import Gateway, Job, route_report, usage
+from sluice_gateway.requests import Options, parse_chat, parse_completion
+from sluice_gateway.respond import StreamResponse, WholeResponse
+from sluice_gateway.sinks import CollectSink, StreamSink
+
+Write = Callable[[bytes], None]
+MakeFrames = Callable[[int], Frames]
+
+
+class Endpoints:
+    """Every handler raises ApiError for what it refuses."""
+
+    def __init__(self, gateway: Gateway, wall: Clock, new_id: Callable[[], str]) -> None:
+        self._gateway = gateway
+        self._wall = wall
+        self._new_id = new_id
+        self._started = int(wall())
+
+    # -- generating
+
+    async def chat(self, request: Request) -> Response:
+        body = await self._body(request)
+        checked = parse_chat(body, self._gateway.limits())
+        self._check_model(checked.options)
+        answer_id = f"chatcmpl-{self._new_id()}"
+        job = await self._gateway.chat_job(checked, self._deadline(request), answer_id)
+        return self._respond(request, job, answer_id, chat=True)
+
+    async def completions(self, request: Request) -> Response:
+        body = await self._body(request)
+        checked = parse_completion(body, self._gateway.limits())
+        self._check_model(checked.options)
+        answer_id = f"cmpl-{self._new_id()}"
+        job = await self._gateway.completion_job(checked, self._deadline(request), answer_id)
+        return self._respond(request, job, answer_id, chat=False)
+
+    async def _body(self, request: Request) -> Any:
+        self._gateway.counters.requests += 1
+        self._check_key(request)
+        settings = self._gateway.settings
+        return await read_json(request, settings.max_body_bytes, settings.body_timeout_s)
+
+    def _check_key(self, request: Request) -> None:
+        check_key(request.headers.get("authorization"), self._gateway.settings.api_keys)
+
+    def _check_model(self, options: Options) -> None:
+        served = self._gateway.settings.model_name
+        if options.model != served:
+            raise model_not_found(options.model[:256], served)
+
+    def _deadline(self, request: Request) -> float:
+        """Seconds that the request may wait for a place."""
+        settings = self._gateway.settings
+        text = request.headers.get("x-sluice-deadline-ms")
+        if text is None:
+            return settings.deadline_s
+        most = int(settings.max_deadline_s * 1000)
+        if not (text.isascii() and text.isdigit() and len(text) < 12 and 1 <= int(text) <= most):
+            message = f"Invalid value for the header 'x-sluice-deadline-ms': must be an integer between 1 and {most}."
+            raise invalid("x-sluice-deadline-ms", message, "invalid_value")
+        return int(text) / 1000
+
+    def _respond(self, request: Request, job: Job, answer_id: str, chat: bool) -> Response:
+        gateway, settings = self._gateway, self._gateway.settings
+        identity = Identity(
+            answer_id, int(self._wall()), settings.model_name, gateway.system_fingerprint(), job.options.include_usage
+        )
+        wants_route = request.headers.get("x-sluice-route") == "1"
+        if job.options.stream:
+            make = ChatFrames if chat else CompletionFrames
+            kind = "chat.completion.chunk" if chat else "text_completion"
+
+            def frames_of(index: int) -> Frames:
+                return make(identity, index, gateway.tokenizer)
+
+            def stream(write: Write) -> Coroutine[Any, Any, None]:
+                return self._stream(job, identity.head(kind), frames_of, wants_route, write)
+
+            return StreamResponse(stream, gateway.counters, answer_id, settings.slow_client_bytes)
+        return WholeResponse(lambda: self._whole(job, identity, chat, wants_route), gateway.counters, answer_id)
+
+    async def _stream(
+        self, job: Job, head: dict[str, Any], make_frames: MakeFrames, wants_route: bool, write: Write
+    ) -> None:
+        outcomes = await self._gateway.run(job, lambda index: StreamSink(make_frames(index), write))
+        last: dict[str, Any] = {"usage": usage(job, outcomes)} if job.options.include_usage else {}
+        if wants_route:
+            last["sluice"] = route_report(outcomes)
+        if last:
+            write(frames.event(head | {"choices": []} | last))
+        write(frames.DONE)
+
+    async def _whole(self, job: Job, identity: Identity, chat: bool, wants_route: bool) -> bytes:
+        sinks = [CollectSink() for _ in range(job.num_choices)]
+        outcomes = await self._gateway.run(job, sinks.__getitem__)
+        kind = "chat.completion" if chat else "text_completion"
+        choices = [self._choice(job, index, sink, chat) for index, sink in enumerate(sinks)]
+        answer = identity.head(kind) | {"choices": choices, "usage": usage(job, outcomes)}
+        if wants_route:
+            answer["sluice"] = route_report(outcomes)
+        return orjson.dumps(answer)
+
+    def _choice(self, job: Job, index: int, sink: CollectSink, chat: bool) -> dict[str, Any]:
+        tokenizer = self._gateway.tokenizer
+        shown = None if job.options.sampling.top_logprobs is None else sink.shown
+        reason = sink.reason or "stop"
+        if not chat:
+            return frames.completion_choice(index, sink.content, reason, shown, tokenizer)
+        reasoning = sink.reasoning if job.thinking else None
+        return frames.chat_choice(index, sink.content, reasoning, reason, shown, tokenizer)
+
+    # -- what is there
+
+    async def models(self, request: Request) -> Response:
+        self._check_key(request)
+        return _json({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        self._check_key(request)
+        served = self._gateway.settings.model_name
+        if request.path_params["model_id"] != served:
+            raise model_not_found(request.path_params["model_id"][:256], served)
+        return _json(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        name = self._gateway.settings.model_name
+        return {"id": name, "object": "model", "created": self._started, "owned_by": "sluice"}
+
+    # -- how it is
+
+    async def livez(self, _request: Request) -> Response:
+        return _json({"verdict": "Progressing"})
+
+    async def readyz(self, _request: Request) -> Response:
+        lacking = self._gateway.not_ready()
+        if lacking:
+            return _json({"ready": False, "reason": lacking}, 503)
+        return _json({"ready": True})
+
+    async def health(self, _request: Request) -> Response:
+        return _json(self._gateway.report())
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")

@@ -1,0 +1,39 @@
+"""The seam between the gateway and one engine: what the gateway needs of it, whatever carries it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from sluice_protocol.generate import EngineHello, GenerateEvent, GenerateRequest, Load, TokenBatch
+
+
+class EngineLost(Exception):
+    """The engine cannot be reached, went away, or broke the protocol. Nothing more will come from this call."""
+
+
+class GenerateCall(Protocol):
+    """One try in flight. Iteration ends quietly after `cancel`, and raises `EngineLost` when the engine goes away."""
+
+    def __aiter__(self) -> AsyncIterator[GenerateEvent]: ...
+
+    def cancel(self) -> None:
+        """End the work on the engine. May be called at any time, any number of times."""
+
+
+class EngineClient(Protocol):
+    """Every method raises `EngineLost`, and nothing else, when the engine does not answer."""
+
+    async def hello(self) -> EngineHello: ...
+
+    async def load(self) -> Load: ...
+
+    def attach(self, gateway_id: str) -> AsyncIterator[TokenBatch]: ...
+
+    def generate(self, request: GenerateRequest) -> GenerateCall: ...
+
+    async def close(self) -> None: ...
+
+
+ClientFactory = Callable[[str], EngineClient]
+"""Address to client. Making one does no I/O."""

@@ -1,0 +1,80 @@
+"""What a client is told when it does not get an answer, in OpenAI's shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """`status` is the HTTP status; `kind`, `param` and `code` are OpenAI's `type`, `param` and `code`."""
+
+    status: int
+    message: str
+    kind: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    retry_after_s: int | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+    def body(self) -> bytes:
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return orjson.dumps({"error": error})
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        headers = [(b"content-type", b"application/json")]
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", str(self.retry_after_s).encode()))
+        return headers
+
+
+def invalid(param: str | None, message: str, code: str | None = None) -> ApiError:
+    """400: the client must change the request."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unauthorized(message: str) -> ApiError:
+    return ApiError(401, message, code="invalid_api_key")
+
+
+def model_not_found(model: str, served: str) -> ApiError:
+    message = f"The model {model!r} does not exist; this gateway serves {served!r}."
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def body_too_large(limit: int) -> ApiError:
+    return ApiError(413, f"The request body is larger than {limit} bytes.", code="request_too_large")
+
+
+def unsupported_media(message: str) -> ApiError:
+    return ApiError(415, message, code="unsupported_media_type")
+
+
+def context_too_long(limit: int, prompt: int, output: int, param: str) -> ApiError:
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, you requested {prompt + output} tokens "
+        f"({prompt} in the prompt, {output} in the completion). Please shorten the prompt or the completion."
+    )
+    return invalid(param, message, "context_length_exceeded")
+
+
+def queue_full(limit: int, retry_after_s: int = 1) -> ApiError:
+    message = f"The queue is full ({limit} requests are waiting). Try again later."
+    return ApiError(429, message, "rate_limit_error", code="queue_full", retry_after_s=retry_after_s)
+
+
+def deadline_exceeded(waited_s: float, reason: str, retry_after_s: int = 1) -> ApiError:
+    message = f"The request waited {waited_s:.1f} s without getting a place ({reason}). Try again later."
+    return ApiError(429, message, "rate_limit_error", code="deadline_exceeded", retry_after_s=retry_after_s)
+
+
+def unavailable(message: str, code: str = "no_pair", retry_after_s: int = 1) -> ApiError:
+    return ApiError(503, message, "service_unavailable_error", code=code, retry_after_s=retry_after_s)
+
+
+def internal(message: str = "The gateway failed on this request.") -> ApiError:
+    return ApiError(500, message, "internal_error", code="internal_error")

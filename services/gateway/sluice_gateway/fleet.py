@@ -1,0 +1,104 @@
+"""The engines that the gateway may use, as values: what they are, and what is known of them now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sluice_protocol.generate import EngineHello, Load, Role
+
+
+class FleetError(Exception):
+    """A fleet description that makes no sense; the message says where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    role: Role
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    members: tuple[Member, ...] = ()
+
+
+def parse_fleet(document: Any) -> Fleet:
+    """`{"members": [{"role": ..., "address": ...}]}`; other keys are left alone, an address occurs once."""
+    try:
+        members = tuple(Member(Role(entry["role"]), str(entry["address"])) for entry in document["members"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise FleetError(f"not a fleet: {error!r}") from error
+    if len({member.address for member in members}) != len(members):
+        raise FleetError("an address occurs twice")
+    return Fleet(members)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One member as routing sees it. `hello` and `load` are None until it answered; `own` counts this gateway's tries
+    that `load` does not know of yet, less those that it still counts though they ended (so it may be negative).
+    """
+
+    member: Member
+    hello: EngineHello | None = None
+    load: Load | None = None
+    own: int = 0
+    trouble: str = ""
+
+    @property
+    def unusable(self) -> str:
+        """Why no new work may go there; empty when it may."""
+        checks = (
+            (bool(self.trouble), self.trouble),
+            (self.hello is None, "NotConnected"),
+            (self.hello is not None and self.hello.role is not self.member.role, "WrongRole"),
+            (self.load is None, "NoLoad"),
+            (self.load is not None and self.load.draining, "Draining"),
+            (self.load is not None and self.load.quarantined, "Quarantined"),
+        )
+        return next((reason for failed, reason in checks if failed), "")
+
+    @property
+    def room(self) -> int:
+        """Tries that fit now; only for usable engines."""
+        assert self.load is not None
+        return self.load.max_running - self.load.running - self.load.waiting - self.own
+
+    @property
+    def busy(self) -> float:
+        """Share of the running slots in use, 0..1."""
+        assert self.load is not None
+        return 1.0 - max(0, self.room) / max(1, self.load.max_running)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Where a try goes. In role unified, `prefill` is None and `decode` is the engine that does both."""
+
+    decode: Engine
+    prefill: Engine | None = None
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(engine.member.address for engine in self.engines)
+
+    @property
+    def source_address(self) -> str:
+        hello = None if self.prefill is None else self.prefill.hello
+        return "" if hello is None else hello.source_address
+
+
+def usable_groups(engines: Sequence[Engine]) -> list[tuple[tuple[Engine, ...], tuple[Engine, ...], tuple[Engine, ...]]]:
+    """Usable engines by fingerprint, as (prefill, decode, unified); groups that cannot serve are left out."""
+    by_facts: dict[Any, dict[Role, list[Engine]]] = {}
+    for engine in engines:
+        if engine.hello is not None and not engine.unusable:
+            by_facts.setdefault(engine.hello.fingerprint, {}).setdefault(engine.member.role, []).append(engine)
+    groups = [tuple(tuple(roles.get(role, ())) for role in Role) for roles in by_facts.values()]
+    return [(p, d, u) for p, d, u in groups if u or (p and d)]

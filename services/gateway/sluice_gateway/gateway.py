@@ -1,0 +1,281 @@
+"""The gateway itself: a checked request becomes choices, these run, and their ends become one answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from random import Random
+from typing import Any
+
+from sluice_gateway import errors
+from sluice_gateway.answer import Ask, Choice, Outcome
+from sluice_gateway.counters import Counters
+from sluice_gateway.detokenize import Pieces
+from sluice_gateway.dispatch import Clock, Dispatcher
+from sluice_gateway.engine import ClientFactory
+from sluice_gateway.members import Members, watch_fleet
+from sluice_gateway.requests import ChatRequest, CompletionRequest, Limits, Options
+from sluice_gateway.route import BlockKeys, Wanted
+from sluice_gateway.settings import Settings
+from sluice_gateway.template import encode_chat, encode_prompt
+from sluice_gateway.tokenizer import Tokenizer
+from sluice_gateway.track import Sink, Track, TrackPlan
+from sluice_protocol.generate import Role
+
+THREAD_CHARACTERS = 16_384
+"""Longer prompts are tokenised off the event loop."""
+UNKNOWN_CONTEXT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that is ready to run: prompts in tokens, `n` choices each."""
+
+    options: Options
+    prompts: tuple[tuple[int, ...], ...]
+    max_tokens: tuple[int, ...]
+    seed: int
+    thinking: bool
+    deadline_s: float
+    request_id: str
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.options.n
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+
+class Gateway:
+    """Everything with a life of its own hangs here: links, dispatcher, counters."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        tokenizer: Tokenizer,
+        clients: ClientFactory,
+        clock: Clock,
+        random: Random,
+        block_keys: BlockKeys,
+    ) -> None:
+        self.settings = settings
+        self.tokenizer = tokenizer
+        self.pieces = Pieces(tokenizer)
+        self.counters = Counters()
+        self.random = random
+        self.stopping = False
+        self._clock = clock
+        self.members = Members(clients, settings.gateway_id, self._changed, settings.timings)
+        self.dispatcher = Dispatcher(self.members.links, clock, settings.max_queued, random, block_keys)
+        self._watcher: asyncio.Task[None] | None = None
+        self._running: set[asyncio.Task[Any]] = set()
+
+    def _changed(self) -> None:
+        self.dispatcher.pump()
+
+    async def start(self) -> None:
+        self.members.set_fleet(self.settings.fleet)
+        if self.settings.fleet_file is not None:
+            watching = watch_fleet(self.settings.fleet_file, self.members.set_fleet, self.settings.fleet_poll_s)
+            self._watcher = asyncio.create_task(watching, name="fleet file")
+
+    async def close(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+        await self.members.close()
+        self.dispatcher.close()
+
+    def limits(self) -> Limits:
+        """From the engines that are known; before any is, from the tokenizer."""
+        hellos = [link.view.hello for link in self.members.links.values() if link.view.hello is not None]
+        serving = [hello for hello in hellos if hello.role is not Role.PREFILL]
+        return Limits(
+            vocab_size=min((hello.vocab_size for hello in serving), default=self.tokenizer.vocab_size),
+            max_context_tokens=min((hello.max_context_tokens for hello in hellos), default=UNKNOWN_CONTEXT),
+            max_choices=self.settings.max_choices,
+            defaults=self.settings.sampling_defaults,
+        )
+
+    # -- from a checked request to a job
+
+    async def chat_job(self, request: ChatRequest, deadline_s: float, request_id: str) -> Job:
+        size = sum(len(message.text) + len(message.reasoning) for message in request.messages)
+        encode = self._off_loop(size)
+        prompt = await encode(lambda: encode_chat(request.messages, request.thinking, self.tokenizer))
+        return self._job(request.options, (prompt,), request.thinking, deadline_s, request_id, "messages")
+
+    async def completion_job(self, request: CompletionRequest, deadline_s: float, request_id: str) -> Job:
+        size = sum(len(prompt) for prompt in request.prompts if isinstance(prompt, str))
+        encode = self._off_loop(size)
+        prompts = [
+            await encode(lambda text=prompt: encode_prompt(text, self.tokenizer, request.add_special_tokens))
+            if isinstance(prompt, str)
+            else prompt
+            for prompt in request.prompts
+        ]
+        if not all(prompts):
+            raise errors.invalid("prompt", "Invalid value for 'prompt': a prompt has at least one token.")
+        return self._job(request.options, tuple(prompts), False, deadline_s, request_id, "prompt")
+
+    def _off_loop(self, size: int) -> Any:
+        async def inline(work: Callable[[], Any]) -> Any:
+            return work()
+
+        return asyncio.to_thread if size > THREAD_CHARACTERS else inline
+
+    def _job(
+        self,
+        options: Options,
+        prompts: tuple[tuple[int, ...], ...],
+        thinking: bool,
+        deadline_s: float,
+        request_id: str,
+        field: str,
+    ) -> Job:
+        limits = self.limits()
+        default = 16 if field == "prompt" else None
+        max_tokens = tuple(_output_budget(options, len(prompt), limits, default, field) for prompt in prompts)
+        if max(map(max, prompts)) >= limits.vocab_size:
+            raise errors.internal("The tokenizer made a token that is not in the engines' vocabulary.")
+        seed = self.random.getrandbits(63) if options.seed is None else options.seed % 2**64
+        return Job(options, prompts, max_tokens, seed, thinking, deadline_s, request_id)
+
+    # -- from a job to its end
+
+    async def run(self, job: Job, make_sink: Callable[[int], Sink]) -> list[Outcome]:
+        """Run all choices to their end, in order of index. Raises the first ApiError, once nothing of the job runs."""
+        if self.stopping:
+            raise errors.unavailable("The gateway is shutting down.", "shutting_down")
+        asks = [self._ask(job, index) for index in range(job.num_choices)]
+        choices = [
+            Choice(ask, self._track(job, ask, make_sink(index)), self.dispatcher, self._clock, self.counters)
+            for index, ask in enumerate(asks)
+        ]
+        tickets = self.dispatcher.enter([Wanted(ask.prompt_ids) for ask in asks], self._clock() + job.deadline_s)
+        tasks = [asyncio.create_task(choice.run(ticket)) for choice, ticket in zip(choices, tickets)]
+        self._running.update(tasks)
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._running.difference_update(tasks)
+            for ticket in tickets:
+                self.dispatcher.drop(ticket)
+
+    def _ask(self, job: Job, index: int) -> Ask:
+        prompt_index, choice = divmod(index, job.options.n)
+        options = job.options
+        sampling = replace(
+            options.sampling,
+            seed=job.seed,
+            choice=choice,
+            stop_token_ids=tuple(sorted(self._stop_ids(options))),
+            max_tokens=job.max_tokens[prompt_index],
+        )
+        return Ask(
+            f"{job.request_id}-{index}",
+            self.settings.gateway_id,
+            job.prompts[prompt_index],
+            sampling,
+            job.deadline_s,
+            self.settings.fault_budget,
+        )
+
+    def _stop_ids(self, options: Options) -> frozenset[int]:
+        eos = frozenset() if options.ignore_eos else self.tokenizer.eos_ids
+        return eos | frozenset(options.stop_token_ids)
+
+    def _track(self, job: Job, ask: Ask, sink: Sink) -> Track:
+        plan = TrackPlan(
+            stop_token_ids=frozenset(ask.sampling.stop_token_ids),
+            max_tokens=ask.sampling.max_tokens,
+            stop=job.options.stop,
+            reasons=job.thinking,
+            logprobs=job.options.sampling.top_logprobs is not None,
+        )
+        return Track(plan, self.pieces, sink)
+
+    # -- what people and probes ask
+
+    def system_fingerprint(self) -> str:
+        """Of the engines that are connected now; tells answers of two models apart."""
+        hellos = (link.view.hello for link in self.members.links.values())
+        first = next((hello for hello in hellos if hello is not None), None)
+        return "fp_none" if first is None else f"fp_{first.fingerprint.digest.hex()[:12]}"
+
+    def not_ready(self) -> str:
+        """Why no request can be served; empty when one can."""
+        lacking = self.dispatcher.usable()
+        return "shutting down" if self.stopping else "" if lacking is None else lacking.detail
+
+    def report(self) -> dict[str, Any]:
+        engines = [
+            {
+                "role": link.member.role.value,
+                "address": link.member.address,
+                "pid": link.view.hello.pid if link.view.hello else None,
+                "trouble": link.view.unusable,
+            }
+            for link in self.members.links.values()
+        ]
+        return {
+            "ready": not self.not_ready(),
+            "reason": self.not_ready(),
+            "queued": self.dispatcher.queued,
+            "running": self.dispatcher.running,
+            "counters": asdict(self.counters),
+            "engines": engines,
+        }
+
+    def stop(self) -> None:
+        """End what still runs: the clients are told so."""
+        self.stopping = True
+        for task in self._running:
+            task.cancel("shutting down")
+
+
+def _output_budget(options: Options, prompt: int, limits: Limits, default: int | None, field: str) -> int:
+    """Tokens that the answer may have: what was asked for, or the default, or what the context leaves."""
+    limit = limits.max_context_tokens
+    if prompt >= limit:
+        raise errors.context_too_long(limit, prompt, options.max_tokens or 1, field)
+    if options.max_tokens is None:
+        return limit - prompt if default is None else min(default, limit - prompt)
+    if prompt + options.max_tokens > limit:
+        raise errors.context_too_long(limit, prompt, options.max_tokens, field)
+    return options.max_tokens
+
+
+def usage(job: Job, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    completion = sum(outcome.completion_tokens for outcome in outcomes)
+    n = job.options.n
+    return {
+        "prompt_tokens": job.prompt_tokens,
+        "completion_tokens": completion,
+        "total_tokens": job.prompt_tokens + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(outcome.cached_tokens for outcome in outcomes[::n])},
+        "completion_tokens_details": {"reasoning_tokens": sum(outcome.reasoning_tokens for outcome in outcomes)},
+    }
+
+
+def route_report(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The way the first choice took; with several choices, all of them under `choices`."""
+    reports: list[dict[str, Any]] = [
+        {
+            "prefill_pid": outcome.route.prefill_pid,
+            "decode_pid": outcome.route.decode_pid,
+            "records": outcome.route.records,
+            "bytes": outcome.route.bytes,
+            "transport": outcome.route.transport,
+            "chunks": outcome.route.chunks,
+            "tries": outcome.tries,
+        }
+        for outcome in outcomes
+    ]
+    return reports[0] | ({"choices": reports} if len(reports) > 1 else {})

@@ -1,0 +1,77 @@
+"""The set of links: one per member of the fleet, which may change at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from sluice_gateway.engine import ClientFactory
+from sluice_gateway.fleet import Fleet, FleetError, Member, parse_fleet
+from sluice_gateway.link import Link, Timings
+
+logger = logging.getLogger(__name__)
+
+
+class Members:
+    """Owns the links and the tasks that keep them up. A member that leaves loses its tries, which are retried."""
+
+    def __init__(
+        self, clients: ClientFactory, gateway_id: str, on_change: Callable[[], None], timings: Timings
+    ) -> None:
+        self.links: dict[str, Link] = {}
+        self._clients = clients
+        self._gateway_id = gateway_id
+        self._on_change = on_change
+        self._timings = timings
+        self._tasks: dict[Member, asyncio.Task[None]] = {}
+
+    def set_fleet(self, fleet: Fleet) -> None:
+        """Members that stay keep their connection."""
+        for member in [m for m in self._tasks if m not in fleet.members]:
+            self._tasks.pop(member).cancel()
+            del self.links[member.address]
+        for member in fleet.members:
+            if member not in self._tasks:
+                link = Link(member, self._clients, self._gateway_id, self._on_change, self._timings)
+                self.links[member.address] = link
+                self._tasks[member] = asyncio.create_task(link.run(), name=f"link {member.address}")
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def read_fleet(path: Path) -> Fleet:
+    try:
+        return parse_fleet(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise FleetError(f"{path}: {error}") from error
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Changes when the file does."""
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+async def watch_fleet(path: Path, set_fleet: Callable[[Fleet], None], every_s: float) -> None:
+    """Re-read the file when it changes, for ever. A file that cannot be read leaves the fleet as it is, logged once."""
+    seen: tuple[int, int, int] | None = None
+    while True:
+        stamp = _stamp(path)
+        if stamp != seen:
+            seen = stamp
+            try:
+                set_fleet(read_fleet(path))
+            except FleetError as error:
+                logger.warning("fleet file: %s", error)
+        await asyncio.sleep(every_s)

@@ -1,0 +1,76 @@
+"""The one queue, as decisions: who enters, who is too late, who goes where next. Pure; time is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sluice_gateway.fleet import Engine, Pair
+from sluice_gateway.route import NO_ROOM, BlockKeys, NoRoute, Wanted, choose_pair
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A try that waits for a place. `order` is its choice's place in the order of arrival, which a retry keeps.
+
+    It is not dispatched before `not_before` and not from `deadline` on.
+    """
+
+    order: int
+    deadline: float
+    wanted: Wanted
+    not_before: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    waiting: Waiting
+    pair: Pair
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nobody can go now. `wake_at` is when time alone may change that; `reason` is what the head of the queue lacks."""
+
+    wake_at: float | None
+    reason: NoRoute | None = None
+
+
+def fits(queued: int, arriving: int, limit: int) -> bool:
+    """Whether `arriving` new tries may enter. All of a request's choices enter, or none."""
+    return queued + arriving <= limit
+
+
+def expired(waiting: Iterable[Waiting], now: float) -> list[Waiting]:
+    return [entry for entry in waiting if entry.deadline <= now]
+
+
+def next_dispatch(
+    waiting: Sequence[Waiting], engines: Sequence[Engine], now: float, seed: int, block_keys: BlockKeys
+) -> Dispatch | Idle:
+    """The first in order of arrival that can go.
+
+    An entry passes another one only if that one could not use its place: it waits for its time, or for a model that is
+    not there or full. `waiting` is sorted by `order`; entries past their deadline must be gone.
+    """
+    reason: NoRoute | None = None
+    for entry in waiting:
+        if entry.not_before > now:
+            continue
+        choice = choose_pair(entry.wanted, engines, seed, block_keys)
+        if isinstance(choice, Pair):
+            return Dispatch(entry, choice)
+        reason = reason or choice
+        if entry.wanted.fingerprint is None:
+            break
+    return Idle(wake_at(waiting, now), reason)
+
+
+def wake_at(waiting: Iterable[Waiting], now: float) -> float | None:
+    """The next moment at which an entry expires or becomes ready."""
+    times = [t for entry in waiting for t in (entry.deadline, entry.not_before) if t > now]
+    return min(times, default=None)
+
+
+def is_full(idle: Idle) -> bool:
+    return idle.reason is not None and idle.reason.reason == NO_ROOM

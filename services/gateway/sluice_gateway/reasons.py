@@ -1,0 +1,62 @@
+"""One table: what a reason from an engine means for a retry and for the client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice_gateway.errors import ApiError, invalid, unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`retry`: another try may succeed. `spends`: it costs of the fault budget. `status`: what the client gets."""
+
+    retry: bool
+    spends: bool
+    status: int
+
+
+FAULT = Policy(retry=True, spends=True, status=503)
+FREE = Policy(retry=True, spends=False, status=503)
+FINAL = Policy(retry=False, spends=False, status=400)
+
+# Reasons of the gateway itself.
+ENGINE_LOST = "EngineLost"
+TOKENS_LOST = "TokensLost"
+PREEMPTED = "Preempted"
+
+POLICIES: dict[str, Policy] = {
+    ENGINE_LOST: FAULT,
+    TOKENS_LOST: FAULT,
+    PREEMPTED: FREE,
+    "Draining": FREE,
+    "NotAttached": FREE,
+    "ResourceExhausted": FREE,
+    "Quarantined": FREE,
+    "FingerprintMismatch": FAULT,
+    "SourceUnreachable": FAULT,
+    "LeaseFailed": FAULT,
+    "PullFailed": FAULT,
+    "CorruptRecord": FAULT,
+    "ContextTooLong": FINAL,
+    "InvalidArgument": FINAL,
+    "InvalidRequest": FINAL,
+    "MalformedMessage": FINAL,
+}
+
+
+def policy_of(reason: str) -> Policy:
+    """An unknown reason is a fault: it may be retried, and it costs."""
+    return POLICIES.get(reason, FAULT)
+
+
+def client_error(reason: str, detail: str, tries: int) -> ApiError:
+    """What the client is told when a request ends with `reason` after `tries` tries."""
+    policy = policy_of(reason)
+    if policy.status == 400:
+        code = "context_length_exceeded" if reason == "ContextTooLong" else reason
+        return invalid(None, f"The engine refused the request: {detail or reason}", code)
+    message = f"The engines could not finish this request after {tries} tries: {reason}" + (
+        f" ({detail})" if detail else ""
+    )
+    return unavailable(message, reason)

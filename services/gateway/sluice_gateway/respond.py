@@ -1,0 +1,216 @@
+"""ASGI responses that end the work when the client goes away, and never look complete when they are not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any
+
+from starlette.responses import Response
+
+from sluice_gateway.counters import Counters
+from sluice_gateway.errors import ApiError, internal, unavailable
+
+logger = logging.getLogger(__name__)
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+ABORT = "sluice.abort"
+"""Scope extension of our server: a function that drops the connection at once."""
+
+
+class ClientGone(Exception):
+    """The client disconnected. Nobody is left to tell."""
+
+
+def api_error(error: BaseException) -> ApiError:
+    """Whatever ended the work, as the client is told it."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return unavailable("The gateway is shutting down.", "shutting_down")
+    logger.error("a request failed", exc_info=error)
+    return internal()
+
+
+async def gone(receive: Receive) -> None:
+    """Return when the client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+class _WorkResponse(Response):
+    """Runs `work` beside the client's presence. Starlette calls it; it is its own body."""
+
+    def __init__(self, counters: Counters, request_id: str) -> None:
+        super().__init__()
+        self._counters = counters
+        self._request_id = request_id.encode()
+        self._wake: asyncio.Future[None] | None = None
+
+    def _ring(self, _task: object = None) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    def _start(self, work: Coroutine[Any, Any, Any], receive: Receive) -> tuple[asyncio.Task[Any], asyncio.Task[None]]:
+        tasks = asyncio.create_task(work), asyncio.create_task(gone(receive))
+        for task in tasks:
+            task.add_done_callback(self._ring)
+        return tasks
+
+    async def _sleep(self) -> None:
+        self._wake = asyncio.get_running_loop().create_future()
+        await self._wake
+        self._wake = None
+
+    async def _stop(self, work: asyncio.Task[Any], watch: asyncio.Task[None]) -> None:
+        work.cancel()
+        watch.cancel()
+        await asyncio.gather(work, watch, return_exceptions=True)
+
+    def _count_end(self, error: ApiError | None) -> None:
+        if error is None:
+            self._counters.answered += 1
+        elif error.status < 500:
+            self._counters.refused += 1
+        else:
+            self._counters.failed += 1
+
+    async def _send_error(self, send: Send, error: ApiError) -> None:
+        headers = [*error.headers(), (b"x-request-id", self._request_id)]
+        await send_whole(send, error.status, headers, error.body())
+
+
+class WholeResponse(_WorkResponse):
+    """`work` makes the body of a 200."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, bytes]], counters: Counters, request_id: str) -> None:
+        super().__init__(counters, request_id)
+        self._work = work
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        work, watch = self._start(self._work(), receive)
+        try:
+            while not work.done() and not watch.done():
+                await self._sleep()
+            if not work.done():
+                self._counters.disconnected += 1
+                return
+            failure = asyncio.CancelledError() if work.cancelled() else work.exception()
+            error = None if failure is None else api_error(failure)
+            self._count_end(error)
+            if error is not None:
+                await self._send_error(send, error)
+                return
+            headers = [(b"content-type", b"application/json"), (b"x-request-id", self._request_id)]
+            await send_whole(send, 200, headers, work.result())
+        finally:
+            await self._stop(work, watch)
+
+
+class StreamResponse(_WorkResponse):
+    """`work` writes events with the function it is given; the headers go out with the first of them.
+
+    One task per client moves what was written since its last turn to the socket in one piece. A client that does not
+    read stops that task; when `limit` bytes wait for it, it is dropped.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Callable[[bytes], None]], Coroutine[Any, Any, None]],
+        counters: Counters,
+        request_id: str,
+        limit: int,
+    ) -> None:
+        super().__init__(counters, request_id)
+        self._work = work
+        self._limit = limit
+        self._buffer: list[bytes] = []
+        self._waiting = 0
+        self._overflow: Callable[[], None] | None = None
+
+    def _write(self, data: bytes) -> None:
+        self._buffer.append(data)
+        self._waiting += len(data)
+        wake = self._wake
+        if wake is not None:
+            if not wake.done():
+                wake.set_result(None)
+        elif self._waiting > self._limit and self._overflow is not None:
+            self._overflow()
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        work, watch = self._start(self._work(self._write), receive)
+        pump = asyncio.create_task(self._pump(work, watch, send))
+        overflowed = False
+
+        def overflow() -> None:
+            nonlocal overflowed
+            overflowed = True
+            self._overflow = None
+            pump.cancel()
+
+        self._overflow = overflow
+        try:
+            await asyncio.wait([pump])
+            if not overflowed:
+                pump.result()
+                return
+            self._counters.slow_clients += 1
+            abort = (scope.get("extensions") or {}).get(ABORT)
+            if abort is not None:
+                abort()
+        finally:
+            pump.cancel()
+            self._buffer.clear()
+            await self._stop(work, watch)
+
+    async def _pump(self, work: asyncio.Task[Any], watch: asyncio.Task[None], send: Send) -> None:
+        started = False
+        buffer = self._buffer
+        while True:
+            if watch.done() and not work.done():
+                self._counters.disconnected += 1
+                return
+            if buffer:
+                if not started:
+                    started = True
+                    await send(self._head())
+                data = b"".join(buffer)
+                buffer.clear()
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                self._waiting = sum(map(len, buffer))
+            elif work.done():
+                break
+            else:
+                await self._sleep()
+        await self._finish(work, send, started)
+
+    def _head(self) -> Message:
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+            (b"x-request-id", self._request_id),
+        ]
+        return {"type": "http.response.start", "status": 200, "headers": headers}
+
+    async def _finish(self, work: asyncio.Task[Any], send: Send, started: bool) -> None:
+        """An error after the first event is an event of its own, and no [DONE] follows it."""
+        failure = asyncio.CancelledError() if work.cancelled() else work.exception()
+        error = None if failure is None else api_error(failure)
+        self._count_end(error)
+        if error is not None and not started:
+            await self._send_error(send, error)
+            return
+        last = b"" if error is None else b"data: " + error.body() + b"\n\n"
+        await send({"type": "http.response.body", "body": last, "more_body": False})

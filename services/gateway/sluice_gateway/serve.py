@@ -1,0 +1,103 @@
+"""A uvicorn server on a socket of ours that says when it accepts and stops within a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from sluice_gateway.gateway import Gateway
+from sluice_gateway.respond import ABORT
+
+
+class AbortableProtocol(HttpToolsProtocol):
+    """Gives the application a way to drop a client that does not read."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        extensions: dict[str, Any] = {ABORT: self.transport.abort}
+        self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
+
+
+class Server(uvicorn.Server):
+    """Signals set a flag and the process exits with 0: uvicorn's own handlers would end it by the signal."""
+
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+        self._on_ready = on_ready
+        self._stopper: asyncio.TimerHandle | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """What runs may finish until just before the bound; then it ends with an error that the clients can read."""
+        bound = self._gateway.settings.shutdown_s
+        self._stopper = asyncio.get_running_loop().call_later(0.8 * bound, self._gateway.stop)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            self._stopper.cancel()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        handled = (signal.SIGINT, signal.SIGTERM)
+        try:
+            for number in handled:
+                loop.add_signal_handler(number, self.ask_to_exit)
+        except (ValueError, RuntimeError):  # not the main thread: whoever runs us calls `ask_to_exit`
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number in handled:
+                loop.remove_signal_handler(number)
+
+    def ask_to_exit(self) -> None:
+        self.should_exit = True
+
+
+def listen(address: str) -> socket.socket:
+    """A bound socket for `host:port`; port 0 lets the system choose."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind((host.strip("[]"), int(port)))
+    sock.listen(2048)
+    sock.setblocking(False)
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def make_server(app: FastAPI, on_ready: Callable[[], None]) -> Server:
+    gateway: Gateway = app.state.gateway
+    config = uvicorn.Config(
+        app,
+        http=AbortableProtocol,
+        ws="none",
+        loop="uvloop",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=max(1, round(gateway.settings.shutdown_s)),
+    )
+    return Server(config, gateway, on_ready)

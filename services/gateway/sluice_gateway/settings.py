@@ -1,0 +1,55 @@
+"""Everything that can be set, as one value. Only `__main__` makes it from argv."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sluice_gateway.fleet import Fleet
+from sluice_gateway.link import Timings
+from sluice_gateway.requests import SAMPLING_DEFAULTS
+from sluice_protocol.sampling import Sampling
+
+NOBODY = Fleet()
+DEFAULT_TIMINGS = Timings()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`api_keys` empty: no key is needed. `slow_client_bytes`: what may wait for one client that does not read."""
+
+    model_name: str
+    gateway_id: str
+    fleet: Fleet = NOBODY
+    fleet_file: Path | None = None
+    fleet_poll_s: float = 0.5
+    api_keys: tuple[str, ...] = ()
+    max_queued: int = 1024
+    deadline_s: float = 120.0
+    max_deadline_s: float = 3600.0
+    fault_budget: int = 2
+    max_body_bytes: int = 32 * 1024 * 1024
+    body_timeout_s: float = 60.0
+    max_choices: int = 128
+    slow_client_bytes: int = 1024 * 1024
+    shutdown_s: float = 10.0
+    sampling_defaults: Sampling = SAMPLING_DEFAULTS
+    timings: Timings = DEFAULT_TIMINGS
+
+
+def sampling_defaults(generation_config: dict[str, Any]) -> Sampling:
+    """A model's own defaults. `do_sample: false` means greedy; without the file, OpenAI's temperature of 1."""
+    greedy = generation_config.get("do_sample") is False
+
+    def value(name: str, default: float) -> float:
+        found = generation_config.get(name)
+        return default if isinstance(found, bool) or not isinstance(found, int | float) else float(found)
+
+    return Sampling(
+        temperature=0.0 if greedy else value("temperature", 1.0),
+        top_p=1.0 if greedy else value("top_p", 1.0),
+        top_k=0 if greedy else int(value("top_k", 0)),
+        min_p=0.0 if greedy else value("min_p", 0.0),
+        repetition_penalty=value("repetition_penalty", 1.0),
+    )
