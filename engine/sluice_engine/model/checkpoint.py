@@ -1,0 +1,177 @@
+"""A model directory's tensors under module names: found, checked against the config, read one by one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from sluice_engine.model.config import ModelConfig
+from sluice_engine.model.dequantise import from_blocks, from_fp4
+from sluice_engine.model.errors import BadWeights
+from sluice_engine.model.names import canonical
+from sluice_engine.model.tensors import Stored, TensorSpec, expected_tensors
+
+Progress = Callable[[int, int], None]
+_EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.(w[123])\.(weight|weight_scale_inv)$")
+_SCALE = ".weight_scale_inv"
+_STACKED_SCALE = re.compile(r"(gate_up_proj|down_proj)_scale_inv$")
+
+
+def no_progress(loaded: int, total: int) -> None:
+    """Called with bytes of the files read so far and of all; nobody listens."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    file: Path
+    name: str
+
+
+class Checkpoint:
+    """The files of one directory. Tensors are mapped, and read when asked for."""
+
+    def __init__(self, directory: Path, config: ModelConfig, progress: Progress = no_progress) -> None:
+        """Raises BadWeights when names do not match the config; shapes are checked as tensors are read."""
+        self._config = config
+        self._progress = progress
+        self._open: dict[Path, Any] = {}
+        self._places = self._find(directory)
+        self._loaded, self._total = 0, sum(file.stat().st_size for file in {p.file for p in self._places.values()})
+        self.specs = {spec.name: spec for spec in expected_tensors(config)}
+        self._check_names()
+
+    def read(self, name: str) -> Tensor:
+        """The tensor in the model's dtype, or float32 or int64 where the model keeps it so."""
+        spec = self.specs[name]
+        stacked = spec.stored is Stored.EXPERT and name not in self._places
+        tensor = self._stack_experts(spec) if stacked else self._dequantised(name, spec.shape)
+        return tensor.to(self._dtype(spec))
+
+    def _dtype(self, spec: TensorSpec) -> Any:
+        kept = {Stored.FLOAT: torch.float32, Stored.INTEGER: torch.int64}
+        return kept.get(spec.stored, getattr(torch, self._config.dtype))
+
+    def _dequantised(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        raw = self._raw(name)
+        scale_name = _scale_of(name)
+        if scale_name not in self._places:
+            _check_shape(name, tuple(raw.shape), shape)
+            if raw.dtype.itemsize == 1 and raw.dtype is not torch.bool:
+                raise BadWeights(f"tensor {name}: is {raw.dtype} but has no scale; the checkpoint is incomplete")
+            return raw
+        scale = self._raw(scale_name)
+        if raw.dtype in (torch.int8, torch.uint8):
+            _check_shape(name, tuple(raw.shape), (*shape[:-1], shape[-1] // 2))
+            return from_fp4(name, raw, scale)
+        _check_shape(name, tuple(raw.shape), shape)
+        if raw.dtype is not torch.float8_e4m3fn:
+            raise BadWeights(f"tensor {name}: is {raw.dtype} with a scale; only e4m3 and packed e2m1 are implemented")
+        quantization = self._config.quantization
+        if quantization is None:
+            raise BadWeights(f"tensor {name}: is quantised, but config.json has no quantization_config; restore it")
+        return from_blocks(name, raw, scale, quantization.block)
+
+    def _stack_experts(self, spec: TensorSpec) -> Tensor:
+        """[experts, ...] of per-expert files: gate rows (w1) before up rows (w3), or w2."""
+        base, _, kind = spec.name.rpartition(".")
+        experts = []
+        for expert in range(spec.shape[0]):
+            if kind == "down_proj":
+                experts.append(self._dequantised(f"{base}.{expert}.w2.weight", spec.shape[1:]))
+                continue
+            shape = (spec.shape[1] // 2, spec.shape[2])
+            halves = [self._dequantised(f"{base}.{expert}.{w}.weight", shape) for w in ("w1", "w3")]
+            experts.append(torch.cat(halves))
+        return torch.stack(experts)
+
+    def _raw(self, name: str) -> Tensor:
+        place = self._places[name]
+        tensor = self._handle(place.file).get_tensor(place.name)
+        self._loaded += tensor.numel() * tensor.dtype.itemsize
+        self._progress(min(self._loaded, self._total), self._total)
+        return tensor
+
+    def _handle(self, file: Path) -> Any:
+        if file not in self._open:
+            try:
+                self._open[file] = safe_open(file, framework="pt")
+            except Exception as error:
+                raise BadWeights(f"file {file} is no readable safetensors file ({error}); fetch it again") from error
+        return self._open[file]
+
+    def _find(self, directory: Path) -> dict[str, _Place]:
+        places: dict[str, _Place] = {}
+        for file in _files(directory):
+            for name in self._handle(file).keys():  # noqa: SIM118 - not a mapping
+                known = canonical(name)
+                if known is None:
+                    continue
+                if known in places:
+                    raise BadWeights(f"tensor {name} in {file.name}: is there twice, as {places[known].name} too")
+                places[known] = _Place(file, name)
+        return places
+
+    def _check_names(self) -> None:
+        wanted = set(self._wanted_names())
+        if missing := sorted(wanted - self._places.keys()):
+            spec = self.specs.get(missing[0])
+            shape = f" of shape {list(spec.shape)}" if spec else ""
+            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+            raise BadWeights(f"tensor {missing[0]}{shape} is missing{more}; the config asks for it")
+        extra = sorted(n for n in self._places.keys() - wanted if not self._is_scale(n, wanted))
+        if extra:
+            place = self._places[extra[0]]
+            found = list(self._handle(place.file).get_slice(place.name).get_shape())
+            raise BadWeights(
+                f"tensor {place.name} of shape {found} is extra: the config has no place for it"
+                + (f" (and {len(extra) - 1} more)" if len(extra) > 1 else "")
+            )
+
+    def _wanted_names(self) -> Iterator[str]:
+        for spec in self.specs.values():
+            if spec.stored is not Stored.EXPERT or spec.name in self._places:
+                yield spec.name
+                continue
+            base, _, kind = spec.name.rpartition(".")
+            for expert in range(spec.shape[0]):
+                yield from (f"{base}.{expert}.{w}.weight" for w in (("w2",) if kind == "down_proj" else ("w1", "w3")))
+
+    def _is_scale(self, name: str, wanted: set[str]) -> bool:
+        if name.endswith(_SCALE):
+            return name.removesuffix("_scale_inv") in wanted
+        return bool(_STACKED_SCALE.search(name)) and name.removesuffix("_scale_inv") in wanted
+
+
+def _scale_of(name: str) -> str:
+    return name + "_scale_inv"
+
+
+def _check_shape(name: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> None:
+    if found != wanted:
+        raise BadWeights(f"tensor {name}: has shape {list(found)}, the config asks for {list(wanted)}")
+
+
+def _files(directory: Path) -> list[Path]:
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise BadWeights(f"file {index} is no index of safetensors ({error!r}); fetch it again") from error
+        files = [directory / name for name in names]
+    else:
+        files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise BadWeights(f"directory {directory} has no safetensors files; name a model directory")
+    for file in files:
+        if not file.exists():
+            raise BadWeights(f"file {file.name} is in the index but not in {directory}; fetch it")
+    return files

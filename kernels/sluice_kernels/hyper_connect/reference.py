@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sluice_kernels.row_linear import ROW_BLOCK, linear
+from sluice_kernels.view import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HyperWeights:
+    """fp32. `fn` [(2 + N) * N, N * d], `scale` spread over its rows, `base`; `rms_eps` is the norm's, `eps` the mix's.
+
+    `ones_rows`, `ones_columns` [N * N, N * N] sum rows and columns of a flattened N x N matrix, spread over its cells.
+    """
+
+    fn: Tensor
+    scale: Tensor
+    base: Tensor
+    iterations: int
+    eps: float
+    rms_eps: float
+    ones_rows: Tensor
+    ones_columns: Tensor
+    floor: Tensor
+
+    @staticmethod
+    def build(
+        fn: Tensor, scale: Tensor, base: Tensor, *, streams: int, iterations: int, eps: float, rms_eps: float
+    ) -> HyperWeights:
+        sizes = torch.tensor([streams, streams, streams * streams])[: len(scale)]
+        ones, eye = torch.ones(streams, streams), torch.eye(streams)
+        return HyperWeights(
+            fn=fn.float(),
+            scale=scale.float().repeat_interleave(sizes),
+            base=base.float(),
+            iterations=iterations,
+            eps=eps,
+            rms_eps=rms_eps,
+            ones_rows=torch.kron(eye, ones),
+            ones_columns=torch.kron(ones, eye),
+            floor=torch.full((streams * streams,), eps),
+        )
+
+
+def collapse(streams: Tensor, weights: HyperWeights) -> tuple[Tensor, Tensor, Tensor]:
+    rows, n, _ = streams.shape
+    mix = _mix(streams, weights)
+    gates = torch.sigmoid(mix[:, : 2 * n])
+    pre, post = gates[:, :n] + weights.eps, gates[:, n:] * 2
+    comb = torch.softmax(mix[:, 2 * n :].unflatten(1, (n, n)), dim=-1).view(rows, n * n).add_(weights.eps)
+    _balance_(comb, weights)
+    return torch.bmm(pre.unsqueeze(1), streams).squeeze(1), post, comb.view(rows, n, n)
+
+
+def _balance_(comb: Tensor, weights: HyperWeights) -> None:
+    """Sinkhorn-Knopp, truncated, ending on columns. A sum with its floor, spread over the cells, is one product.
+
+    `comb` [n, N * N] is a multiple of ROW_BLOCK rows; the product takes them block by block as every linear does.
+    """
+    for block in comb.split(ROW_BLOCK):
+        total = torch.addmm(weights.floor, block, weights.ones_columns)
+        block.div_(total)
+        for _ in range(weights.iterations - 1):
+            block.div_(torch.addmm(weights.floor, block, weights.ones_rows, out=total))
+            block.div_(torch.addmm(weights.floor, block, weights.ones_columns, out=total))
+
+
+def expand(streams: Tensor, output: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    return torch.bmm(comb.transpose(1, 2), streams).addcmul_(post.unsqueeze(-1), output.unsqueeze(1))
+
+
+def head(streams: Tensor, weights: HyperWeights) -> Tensor:
+    pre = torch.sigmoid(_mix(streams, weights)).add_(weights.eps)
+    return torch.bmm(pre.unsqueeze(1), streams).squeeze(1)
+
+
+def _mix(streams: Tensor, weights: HyperWeights) -> Tensor:
+    """[n, rows of fn]: the norm has no weight, so it is applied after the product."""
+    flat = streams.flatten(1)
+    scale = torch.rsqrt(flat.square().mean(-1, keepdim=True).add_(weights.rms_eps))
+    return torch.addcmul(weights.base, linear(flat, weights.fn).mul_(scale), weights.scale)
