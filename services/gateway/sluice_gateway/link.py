@@ -19,6 +19,7 @@ Logprobs = Sequence[TokenLogprobs | None] | None
 Push = Callable[[Sequence[int], Logprobs], bool]
 """Takes the next tokens of a try, with one logprobs entry each if asked for. True: no more are wanted."""
 
+SUSPECT = "TryBroke"
 EARLY_TOKENS = 65_536
 """Tokens kept, per engine, of streams whose Admitted was not seen yet."""
 
@@ -155,6 +156,7 @@ class Link:
         self._timings = timings
         self._session: _Session | None = None
         self._since_poll = 0
+        self._suspect = False
         self._epoch = 0
         self.view = Engine(member, trouble="NotConnected")
 
@@ -216,6 +218,7 @@ class Link:
         """A Load that does not come stops new work; only the end of Attach ends what runs."""
         while True:
             self._since_poll = 0
+            self._suspect = False
             try:
                 load = await session.client.load()
             except EngineLost as error:
@@ -224,7 +227,8 @@ class Link:
                 if load.incarnation != session.hello.incarnation:
                     raise EngineLost(f"{self.member.address}: restarted as {load.incarnation}")
                 self._session = session
-                self._show(Engine(self.member, session.hello, load, self._since_poll))
+                trouble = SUSPECT if self._suspect else ""
+                self._show(Engine(self.member, session.hello, load, self._since_poll, trouble))
             await asyncio.sleep(self._timings.load_every_s)
 
     def _show(self, view: Engine) -> None:
@@ -249,9 +253,16 @@ class Link:
         try:
             return await self._follow(session, attempt)
         except EngineLost as error:
+            self._suspect_engine(session)
             return attempt.lost or Lost(ENGINE_LOST, str(error))
         finally:
             session.end(attempt)
+
+    def _suspect_engine(self, session: _Session) -> None:
+        """A broken try is often the first sign of a death: no new work until a Load that was asked for after it."""
+        if self._session is session:
+            self._suspect = True
+            self._show(replace(self.view, trouble=SUSPECT))
 
     async def _follow(self, session: _Session, attempt: _Try) -> TryResult:
         async for event in attempt.call:
