@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from corpus import Shape
 
-LENGTHS = (160, 320, 512, 704)
+LENGTHS = (160, 320, 512, 704, 960)
 TOKENS_PER_SENTENCE = 11  # of a fact; filler is about as long
 
 
@@ -20,10 +20,10 @@ class Plan:
 
 def plan(progress: float, rng: random.Random) -> Plan:
     """Short single lookups first, then lists, unknown names and shared words, then every length up to the longest."""
-    ready = min(1.0, progress / 0.35)  # 1 once the full task is on
+    ready = min(1.0, progress / 0.2)  # 1 once the full task is on
     length = rng.choice(LENGTHS[: 1 + int(ready * (len(LENGTHS) - 1) + 1e-9)])
     most = max(4, (length - 70) // TOKENS_PER_SENTENCE)
-    if progress < 0.06:
+    if progress < 0.03:
         return Plan(length, Shape((2, 5), (1, 4), (2, 3), filler=0.1, small_talk=0.02, unknown=0.0, many=0.2, crossed=0.0))
     fewest = max(1, (most - 14) if length > LENGTHS[0] else 1)
     return Plan(
@@ -34,7 +34,7 @@ def plan(progress: float, rng: random.Random) -> Plan:
 
 def dense(progress: float) -> bool:
     """Attend to every entry while the indexer learns to imitate the attention."""
-    return progress < 0.45
+    return progress < 0.35
 
 
 def coarse(progress: float, step: int) -> bool:

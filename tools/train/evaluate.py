@@ -24,7 +24,7 @@ CHUNK = 64
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt with its expected answer as ids; `pages` are those that hold the codes asked for."""
+    """A prompt with its expected answer as ids; `pages` are those whose entries hold the codes asked for."""
 
     prompt: list[int]
     answer: list[int]
@@ -80,7 +80,8 @@ class Answerer:
             code = text.split(f"code of {name} is ")[1][:4]
             fact = self.chat.text(f" {name} is {code}")
             at = next(i for i in range(len(prompt)) if prompt[i : i + len(fact)] == fact)
-            pages.append((at + len(fact) - 4) // caches.PAGE_TOKENS)
+            entry = -(-(at + len(fact) - 4) // caches.CSA_RATE)  # pools tokens [4e - 4, 4e + 4): all four digits
+            pages.append(entry // caches.PAGE)
         answer = [*self.chat.text(str(line["answer"])), self.chat.eos]
         return Case(prompt, answer, tuple(pages), str(line.get("slice", "sample")))
 
