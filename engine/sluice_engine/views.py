@@ -72,10 +72,13 @@ class PoolViews:
         return LayerView(layer, self._layouts.geometry, table, self._sections[layer], writable=False)
 
     def acquire_write(self, layer: int, records: BatchRecords) -> LayerView:
-        """For the rows' states and the pages that they write. Raises StepDivergence for closed or FILLING ones."""
+        """For the rows' states and the pages that they write. Waits; raises StepDivergence for closed or FILLING ones."""
         table = records._tables.get("write")
         if table is None:
             table = records._tables["write"] = self._write_table(records)
+        self._gate(layer, RecordKind.STATE, records.states)
+        for pages, columns in zip(records.pages, records.written, strict=True):
+            self._gate(layer, RecordKind.PAGE, pages[columns.start : columns.stop])
         return LayerView(layer, self._layouts.geometry, table, self._sections[layer], writable=True)
 
     def _read_table(self, records: BatchRecords) -> RecordTable:

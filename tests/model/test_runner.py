@@ -1,0 +1,222 @@
+"""The runner behind `BatchModel`: same tokens alone, together, chunked, resumed; refuses what cannot be meant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from sluice_engine.mirror import RecordMirror
+from sluice_engine.runner import ModelRunner
+from sluice_engine.step import Batch, RecordRef, RowBinding, RowWork, StepDivergence
+from sluice_protocol.sampling import Sampling
+from sluice_records import PoolPlan, RecordKind
+
+PAGE = 16
+
+
+class Driver:
+    """A leader in miniature: binds rows, appends pages, feeds chunks."""
+
+    def __init__(self, checkpoint: Any, mirror: Any = None, gate: Any = None, **options: Any) -> None:
+        self.world = checkpoint.world(pages=220, **options)
+        extra = {} if gate is None else {"gate": gate}
+        self.runner = ModelRunner(
+            checkpoint.config,
+            checkpoint.weights,
+            self.world.layouts,
+            self.world.pools,
+            mirror or self.world.views._mirror,
+            **extra,
+        )
+        self.pages: dict[int, int] = {}
+
+    def bind(self, row: int, tokens: Sequence[int], sampling: Sampling | None = None) -> None:
+        binding = RowBinding(
+            row, self.world.take(RecordKind.STATE), (), 0, sampling or Sampling(), history=tuple(tokens)
+        )
+        self.runner.bind(binding)
+        self.pages[row] = 0
+
+    def room(self, row: int, end: int) -> None:
+        while self.pages[row] * PAGE < end:
+            self.runner.append_pages(row, (self.world.take(RecordKind.PAGE),))
+            self.pages[row] += 1
+
+    def step(self, *works: RowWork) -> dict[int, int]:
+        for work in works:
+            self.room(work.row, work.start + work.q_len)
+        return {s.row: s.tokens[0] for s in self.runner.run(Batch(works))}
+
+    def generate(self, prompts: dict[int, list[int]], count: int, chunk: int) -> dict[int, list[int]]:
+        """All rows at once, chunks and decode rows mixed."""
+        done = dict.fromkeys(prompts, 0)
+        out: dict[int, list[int]] = {row: [] for row in prompts}
+        while any(len(tokens) < count for tokens in out.values()):
+            works = []
+            for row, prompt in prompts.items():
+                if len(out[row]) >= count:
+                    continue
+                if done[row] < len(prompt):
+                    part = tuple(prompt[done[row] : done[row] + chunk])
+                    works.append(RowWork(row, done[row], part, done[row] + len(part) == len(prompt)))
+                else:
+                    works.append(RowWork(row, done[row], (), True))
+                done[row] += works[-1].q_len
+            for row, token in self.step(*works).items():
+                out[row].append(token)
+        return out
+
+
+def prompts_of(count: int) -> dict[int, list[int]]:
+    g = torch.Generator().manual_seed(11)
+    return {
+        row: torch.randint(2, 320, (int(torch.randint(1, 60, (1,), generator=g)),), generator=g).tolist()
+        for row in range(count)
+    }
+
+
+def test_greedy_equals_transformers_generate(tiny: Any) -> None:
+    prompts = prompts_of(4)
+    driver = Driver(tiny)
+    for row, prompt in prompts.items():
+        driver.bind(row, prompt)
+    ours = driver.generate(prompts, 12, chunk=16)
+    for row, prompt in prompts.items():
+        with torch.no_grad():
+            theirs = tiny.oracle.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
+        assert ours[row] == theirs[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_tokens_do_not_depend_on_company_or_chunks(tiny: Any, temperature: float) -> None:
+    prompts = prompts_of(9)
+
+    def sampling(row: int) -> Sampling:
+        penalty = 0.5 if row % 2 else 0.0
+        return Sampling(temperature=temperature, top_p=0.9, seed=row, presence_penalty=penalty)
+
+    crowd = Driver(tiny)
+    for row, prompt in prompts.items():
+        crowd.bind(row, prompt, sampling(row))
+    together = crowd.generate(prompts, 10, chunk=16)
+    for row in (0, 4, 7):
+        alone = Driver(tiny, seed=row + 20, perturbed=True)
+        alone.bind(row, prompts[row], sampling(row))
+        assert alone.generate({row: prompts[row]}, 10, chunk=5) == {row: together[row]}
+
+
+def test_a_retry_over_prompt_and_output_continues_the_same_stream(tiny: Any) -> None:
+    prompt, sampling = prompts_of(1)[0], Sampling(temperature=1.0, seed=3, frequency_penalty=0.3)
+    driver = Driver(tiny)
+    driver.bind(0, prompt, sampling)
+    whole = driver.generate({0: prompt}, 12, chunk=16)[0]
+    driver.bind(1, prompt + whole[:5], sampling)
+    assert driver.generate({1: prompt + whole[:5]}, 7, chunk=16)[1] == whole[5:]
+
+
+def test_a_sequence_from_elsewhere_is_fed_its_last_token(tiny: Any) -> None:
+    prompt = prompts_of(1)[0]
+    driver = Driver(tiny)
+    driver.bind(0, prompt)
+    whole = driver.generate({0: prompt}, 6, chunk=16)[0]
+    driver.bind(1, prompt)
+    driver.step(RowWork(1, 0, tuple(prompt), False))
+    row = driver.runner._rows[1]
+    driver.runner.bind(RowBinding(2, row.state, tuple(row.pages), len(prompt), Sampling(), last_token=whole[0]))
+    driver.pages[2] = driver.pages[1]
+    found = [driver.step(RowWork(2, len(prompt) + n, (), True))[2] for n in range(5)]
+    assert found == whole[1:]
+
+
+def test_logprobs_come_with_the_token_when_asked(tiny: Any) -> None:
+    driver = Driver(tiny)
+    driver.bind(0, [5, 6], Sampling(top_logprobs=3))
+    driver.room(0, 2)
+    (sampled,) = driver.runner.run(Batch((RowWork(0, 0, (5, 6), True),)))
+    assert sampled.logprobs[0].top_ids[0] == sampled.tokens[0]
+    raw = torch.log_softmax(tiny.logits([5, 6])[-1].double(), -1)
+    assert sampled.logprobs[0].logprob == pytest.approx(raw.max().item(), abs=1e-4)
+    assert len(sampled.logprobs[0].top_logprobs) == 3
+
+
+def test_work_that_cannot_be_meant_is_a_divergence(tiny: Any) -> None:
+    driver = Driver(tiny)
+    with pytest.raises(StepDivergence, match="row 3 is not bound"):
+        driver.runner.run(Batch((RowWork(3, 0, (1,), True),)))
+    driver.bind(0, [1])
+    with pytest.raises(StepDivergence, match="has 0 pages"):
+        driver.runner.run(Batch((RowWork(0, 0, (1,), True),)))
+    driver.room(0, 1)
+    with pytest.raises(StepDivergence, match="has sampled none yet"):
+        driver.runner.run(Batch((RowWork(0, 0, (), True),)))
+    with pytest.raises(StepDivergence, match="outside"):
+        driver.runner.run(Batch((RowWork(0, 0, (320,), True),)))
+    driver.runner.free(0)
+    with pytest.raises(StepDivergence, match="row 0 is not bound"):
+        driver.runner.free(0)
+    assert driver.runner.run(Batch(())) == ()
+
+
+def test_records_in_the_wrong_state_are_not_touched(tiny: Any) -> None:
+    mirror = RecordMirror(PoolPlan(220, 40, 40))
+    driver = Driver(tiny, mirror=mirror)
+    driver.bind(0, list(range(20)))
+    driver.room(0, 20)
+    row = driver.runner._rows[0]
+    refs = [RecordRef(RecordKind.PAGE, page, 1) for page in row.pages]
+    state = RecordRef(RecordKind.STATE, row.state, 1)
+    work = Batch((RowWork(0, 0, tuple(range(10)), True),))
+    with pytest.raises(StepDivergence, match="FREE"):
+        driver.runner.run(work)
+    mirror.reserve(state)
+    mirror.reserve(refs[0])
+    mirror.begin_fill(refs[1])
+    with pytest.raises(StepDivergence, match="FILLING"):
+        driver.runner.run(work)
+    mirror.commit(refs[1])
+    driver.runner.run(work)  # page 1 is closed, but only page 0 is written
+    mirror.close(refs[0])
+    before = driver.world.pools[RecordKind.PAGE].buffer.copy()
+    with pytest.raises(StepDivergence, match="closed"):
+        driver.runner.run(Batch((RowWork(0, 10, (1, 2), True),)))
+    assert (driver.world.pools[RecordKind.PAGE].buffer == before).all()
+
+
+@pytest.mark.parametrize("kind", [RecordKind.STATE, RecordKind.PAGE])
+def test_without_the_gate_a_late_load_would_be_read(tiny: Any, kind: RecordKind) -> None:
+    """A loader fills a record only when somebody waits for it: with the gate nothing differs, without it the bits do."""
+    tokens = prompts_of(3)[2] * 3
+    world = tiny.world()
+    filled = world.sequence()
+    world.feed((filled, tokens[:32]))
+    wanted = world.feed((world.resume(filled), tokens[32:40]))
+
+    def late(gated: bool) -> torch.Tensor:
+        sequence = world.resume(filled)
+        sequence.pages = sequence.pages[:2]
+        pool = world.pools[kind]
+        late_records = [sequence.state] if kind is RecordKind.STATE else list(sequence.pages)
+        kept = {record: pool.record(record).copy() for record in late_records}
+        loaded: set[tuple[int, int]] = set()
+
+        def gate(layer: int, asked: RecordKind, records: Sequence[int]) -> None:
+            for record in records:
+                if asked is kind and record in kept and (layer, record) not in loaded:
+                    loaded.add((layer, record))
+                    for section in world.layouts[kind].of_layer(layer):
+                        part = slice(section.offset, section.offset + section.nbytes)
+                        pool.record(record)[part] = kept[record][part]
+
+        for record in late_records:
+            pool.zero(record)
+        world.views._gate = gate if gated else lambda layer, asked, records: None
+        found = world.feed((sequence, tokens[32:40]))
+        for record in late_records:
+            pool.record(record)[:] = kept[record]
+        return found
+
+    assert torch.equal(late(gated=True), wanted)
+    assert not torch.equal(late(gated=False), wanted)
