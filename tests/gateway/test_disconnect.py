@@ -1,0 +1,138 @@
+"""A client that goes away takes its work with it, at once, in every phase."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from sluice_gateway.memory import Fault, MemoryEngine
+from sluice_protocol.generate import Role
+
+
+def unified(**fields: Any) -> dict[str, MemoryEngine]:
+    return {"u": MemoryEngine(Role.UNIFIED, lambda _prompt, position: 97 + position % 26, **fields)}
+
+
+async def open_request(stack: Any, **fields: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A raw connection with one request on it."""
+    port = int(stack.url.rsplit(":", 1)[1])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = json.dumps({"model": "m", "prompt": "x", "max_tokens": 50} | fields).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    await writer.drain()
+    return reader, writer
+
+
+async def hang_up(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_while_queued(start: Any, stream: bool) -> None:
+    stack = await start(unified(max_running=1))
+    stack["u"].gate.clear()
+    first = asyncio.create_task(stack.complete())
+    await stack.until(lambda: bool(stack["u"].running))
+    _, writer = await open_request(stack, stream=stream)
+    await stack.until(lambda: stack.gateway.dispatcher.queued == 1)
+    await hang_up(writer)
+    await stack.until(lambda: stack.gateway.dispatcher.queued == 0)
+    stack["u"].gate.set()
+    assert (await first).status_code == 200
+    assert len(stack["u"].requests) == 1
+    await stack.until(lambda: stack.gateway.counters.disconnected == 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_before_the_first_token(start: Any, stream: bool) -> None:
+    stack = await start(unified(max_running=1))
+    stack["u"].gate.clear()
+    _, writer = await open_request(stack, stream=stream)
+    await stack.until(lambda: bool(stack["u"].running))
+    await hang_up(writer)
+    await stack.until(lambda: stack["u"].cancelled == 1)
+    stack["u"].gate.set()
+    assert (await stack.complete()).status_code == 200
+    await stack.idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_in_the_middle_of_the_answer(start: Any, stream: bool) -> None:
+    stack = await start(unified(max_running=1))
+    stack["u"].faults.append(Fault("hang", 5))
+    reader, writer = await open_request(stack, stream=stream)
+    if stream:
+        await reader.readuntil(b'"text":"e"')
+    else:
+        await stack.until(lambda: any(s.quiet for s in stack["u"].running.values()))
+    await hang_up(writer)
+    await stack.until(lambda: stack["u"].cancelled == 1)
+    assert (await stack.complete()).status_code == 200
+    await stack.idle()
+
+
+async def test_while_a_retry_waits_for_an_engine(start: Any) -> None:
+    stack = await start(unified())
+    stack["u"].faults.append(Fault("die", 3))
+    _, writer = await open_request(stack, stream=True)
+    await stack.until(lambda: stack.gateway.dispatcher.queued == 1)
+    await hang_up(writer)
+    await stack.until(lambda: stack.gateway.dispatcher.queued == 0)
+    stack["u"].revive()
+    await stack.ready()
+    assert (await stack.complete()).status_code == 200
+    assert len(stack["u"].requests) == 2
+
+
+async def test_with_several_choices_all_of_them_end(start: Any) -> None:
+    stack = await start(unified(max_running=3))
+    stack["u"].gate.clear()
+    _, writer = await open_request(stack, n=5)
+    await stack.until(lambda: len(stack["u"].running) == 3 and stack.gateway.dispatcher.queued == 2)
+    await hang_up(writer)
+    await stack.until(lambda: stack["u"].cancelled == 3)
+    stack["u"].gate.set()
+    await stack.idle()
+    assert stack.gateway.dispatcher.queued == 0
+
+
+async def test_while_the_body_is_on_its_way(start: Any) -> None:
+    stack = await start(unified())
+    port = int(stack.url.rsplit(":", 1)[1])
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+    )
+    await writer.drain()
+    await stack.until(lambda: stack.gateway.counters.requests == 1)
+    await hang_up(writer)
+    assert (await stack.complete()).status_code == 200
+
+
+async def test_a_client_that_does_not_read_is_dropped_and_counted(start: Any) -> None:
+    stack = await start(unified(max_context_tokens=1 << 20), slow_client_bytes=64 * 1024)
+    _, writer = await open_request(stack, stream=True, max_tokens=500_000)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await stack.until(lambda: stack.gateway.counters.slow_clients == 1)
+    await stack.until(lambda: stack["u"].cancelled == 1)
+    await stack.idle()
+    assert (await stack.complete()).status_code == 200
+    writer.transport.abort()
+
+
+async def test_a_server_that_stops_tells_its_clients(start: Any) -> None:
+    stack = await start(unified(), shutdown_s=1.0)
+    stack["u"].faults.append(Fault("hang", 5))
+    reader, writer = await open_request(stack, stream=True)
+    await reader.readuntil(b'"text":"e"')
+    stack.server.ask_to_exit()
+    rest = await reader.read()
+    assert b'"code":"shutting_down"' in rest
+    assert b"[DONE]" not in rest
+    assert rest.endswith(b"0\r\n\r\n")
+    await hang_up(writer)
