@@ -1,0 +1,128 @@
+"""The transport sidecar: the process that owns the one NIXL agent over a rank's record memory. Killing it is the fence.
+
+    python -m sluice_engine.transfer.sidecar --spec-fd N --memory-fd N --socket PATH
+
+Started by exec, never by fork; no torch, no gRPC. Two threads: this one (the leader's socket) and the poller, plus the
+verifier's. A thread that ends is the end of the process, with a reason: one JSON line on stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from sluice_engine.pool import map_pools
+from sluice_engine.transfer.errors import TransferUnavailable
+from sluice_engine.transfer.lane import measure_lane
+from sluice_engine.transfer.messages import LaneReport, SidecarHello
+from sluice_engine.transfer.nixl import DEFAULT_LANES, NixlSettings, NixlTransfer, load_nixl
+from sluice_engine.transfer.plan import pool_info
+from sluice_engine.transfer.poller import Poller
+from sluice_engine.transfer.puller import Puller
+from sluice_engine.transfer.seal import KEY_BYTES, seal
+from sluice_engine.transfer.serve import LeaderServer
+from sluice_engine.transfer.spec import SidecarRole, SidecarSpec, read_spec
+from sluice_engine.transfer.verify import ThreadVerifier
+from sluice_protocol.fingerprint import Fingerprint
+from sluice_protocol.source import SourceHello
+from sluice_records import RecordKind
+
+EXIT_OK, EXIT_SPEC, EXIT_UNAVAILABLE, EXIT_LEADER_GONE, EXIT_THREAD_DIED = 0, 2, 3, 4, 5
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    args = _parse(argv)
+    signal.signal(signal.SIGTERM, lambda *_: end_process(EXIT_OK, "Terminated"))
+    # A terminal's Ctrl-C goes to the whole group; the supervisor decides who ends, and when.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        spec = read_spec(args.spec_fd)
+        if len(spec.key) != KEY_BYTES:
+            raise ValueError(f"the key has {len(spec.key)} bytes, not {KEY_BYTES}")
+        transfer, puller, lane = build(spec, args.memory_fd, args.lanes)
+    except (msgspec.DecodeError, ValueError, OSError) as error:
+        end_process(EXIT_SPEC, "BadSpec", str(error))
+    except TransferUnavailable as error:
+        end_process(EXIT_UNAVAILABLE, error.reason, str(error))
+    hello = describe(spec, transfer, lane)
+    server = LeaderServer(
+        Path(args.socket),
+        hello,
+        lambda reason, detail: end_process(EXIT_LEADER_GONE, reason, detail),
+        allow_hooks=args.test_hooks,
+    )
+    poller = Poller(puller, server.emit, lambda error: end_process(EXIT_THREAD_DIED, "PollerDied", repr(error)))
+    poller.start()
+    report_line({"event": "ready", "agent": hello.agent_name, "lane": lane.lane, "warning": lane.warning})
+    parent = os.getppid()
+    try:
+        server.run(poller, lambda: os.getppid() == parent)
+    except Exception as error:
+        end_process(EXIT_THREAD_DIED, "SocketLoopDied", repr(error))
+    end_process(EXIT_OK, "ParentGone")
+
+
+def build(spec: SidecarSpec, memory_fd: int, lanes: str) -> tuple[NixlTransfer, Puller, LaneReport]:
+    """Raises TransferUnavailable."""
+    settings = NixlSettings(lanes, spec.one_host, spec.tcp_port_range)
+    layouts, plan = spec.memory.layouts(), spec.memory.plan
+    nixl = load_nixl(settings)
+    # One name, one incarnation, even if somebody used a counter twice.
+    name = f"{spec.incarnation}/{os.getpid()}-{os.urandom(4).hex()}"
+    lane = measure_lane(nixl, settings, name)
+    destinations = None if spec.role is SidecarRole.SOURCE else map_pools(memory_fd, layouts, plan)
+    sources = None if spec.role is SidecarRole.READER else map_pools(memory_fd, layouts, plan, writable=False)
+    transfer = NixlTransfer(nixl, name, spec.key, destinations, sources)
+    pools = destinations or {}
+    return transfer, Puller(transfer, pools, ThreadVerifier(pools, spec.verify), spec.puller), lane
+
+
+def describe(spec: SidecarSpec, transfer: NixlTransfer, lane: LaneReport) -> SidecarHello:
+    layouts, plan, bases = spec.memory.layouts(), spec.memory.plan, transfer.source_bases
+    pools = tuple(pool_info(layouts[kind], plan[kind], bases[kind]) for kind in RecordKind if kind in bases)
+    bare = SourceHello(
+        Fingerprint(()),
+        spec.incarnation,
+        pools,
+        transfer.name,
+        transfer.agent_name,
+        transfer.metadata,
+        os.getpid(),
+    )
+    sealed = seal(bare, spec.key).agent_metadata if transfer.metadata else b""
+    return SidecarHello(transfer.name, spec.incarnation, transfer.agent_name, sealed, pools, os.getpid(), lane)
+
+
+def report_line(fields: dict[str, object]) -> None:
+    with contextlib.suppress(OSError):
+        os.write(sys.stdout.fileno(), json.dumps(fields).encode() + b"\n")
+
+
+def end_process(code: int, reason: str, detail: str = "") -> NoReturn:
+    """At once, from any thread: agents are not destroyed (that may hang), nothing lands after it."""
+    report_line({"event": "exit", "code": code, "reason": reason, "detail": detail, "at": time.time()})
+    os._exit(code)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="sluice_engine.transfer.sidecar")
+    parser.add_argument("--spec-fd", type=int, required=True)
+    parser.add_argument("--memory-fd", type=int, required=True)
+    parser.add_argument("--socket", required=True)
+    # For tests, which need a lane with a real window in flight, and to hold the poller between pieces.
+    parser.add_argument("--lanes", default=DEFAULT_LANES, help=argparse.SUPPRESS)
+    parser.add_argument("--test-hooks", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main()
