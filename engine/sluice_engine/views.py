@@ -72,7 +72,7 @@ class PoolViews:
         return LayerView(layer, self._layouts.geometry, table, self._sections[layer], writable=False)
 
     def acquire_write(self, layer: int, records: BatchRecords) -> LayerView:
-        """For the rows' states and the pages that they write. Waits; raises StepDivergence for closed or FILLING ones."""
+        """For the rows' states and the pages that they write. Waits; raises StepDivergence for closed or FILLING."""
         table = records._tables.get("write")
         if table is None:
             table = records._tables["write"] = self._write_table(records)

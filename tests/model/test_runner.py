@@ -187,7 +187,7 @@ def test_records_in_the_wrong_state_are_not_touched(tiny: Any) -> None:
 
 @pytest.mark.parametrize("kind", [RecordKind.STATE, RecordKind.PAGE])
 def test_without_the_gate_a_late_load_would_be_read(tiny: Any, kind: RecordKind) -> None:
-    """A loader fills a record only when somebody waits for it: with the gate nothing differs, without it the bits do."""
+    """A loader fills a record only when somebody waits for it: with the gate nothing differs, without it bits do."""
     tokens = prompts_of(3)[2] * 3
     world = tiny.world()
     filled = world.sequence()

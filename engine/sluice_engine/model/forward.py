@@ -1,7 +1,7 @@
 """DeepSeek-V4 over paged records, batched over rows of any lengths, decode rows and chunks mixed.
 
 Activations are fp32; products run in the weights' dtype. Every product has a fixed shape, padded and in blocks, and
-every row reduces in the order of its own slots: bits depend neither on the rest of the batch nor on how a prompt was cut.
+every row reduces in the order of its own slots: bits depend neither on the rest of a batch nor on how a prompt was cut.
 """
 
 from __future__ import annotations

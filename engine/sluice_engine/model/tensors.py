@@ -116,3 +116,45 @@ def _mlp(prefix: str, config: ModelConfig, kind: MlpKind) -> Iterator[TensorSpec
     yield TensorSpec(prefix + "experts.down_proj", (experts, d, width), Part.EXPERTS, Stored.EXPERT)
     for name, shape in (("gate_proj", (width, d)), ("up_proj", (width, d)), ("down_proj", (d, width))):
         yield TensorSpec(prefix + f"shared_experts.{name}.weight", shape, Part.SHARED, Stored.BLOCK_FP8)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightCounts:
+    """`parameters` by part; bytes of all tensors as the checkpoint's files hold them, and as we hold them loaded."""
+
+    parameters: dict[Part, int]
+    file_bytes: int
+    loaded_bytes: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.parameters.values())
+
+
+def weight_counts(config: ModelConfig) -> WeightCounts:
+    """Multi-token prediction weights are not counted: they are not loaded."""
+    parameters: dict[Part, int] = {}
+    in_files = loaded = 0
+    for spec in expected_tensors(config):
+        parameters[spec.part] = parameters.get(spec.part, 0) + spec.parameters
+        plain = spec.parameters * _PLAIN_BYTES.get(spec.stored, _MODEL_BYTES[config.dtype])
+        loaded += plain
+        in_files += _quantised_bytes(spec, config) if config.quantization and spec.stored in _QUANTISED else plain
+    return WeightCounts(parameters, in_files, loaded)
+
+
+_MODEL_BYTES = {"float32": 4, "bfloat16": 2}
+_PLAIN_BYTES = {Stored.FLOAT: 4, Stored.INTEGER: 8}
+_QUANTISED = frozenset({Stored.BLOCK_FP8, Stored.EXPERT})
+# Values that share a scale in a row of packed fp4.
+_FP4_BLOCK = 32
+
+
+def _quantised_bytes(spec: TensorSpec, config: ModelConfig) -> int:
+    assert config.quantization is not None
+    if spec.stored is Stored.EXPERT and config.quantization.experts_fp4:
+        rows = math.prod(spec.shape[:-1])
+        return spec.parameters // 2 + rows * -(-spec.shape[-1] // _FP4_BLOCK)
+    block_rows, block_columns = config.quantization.block
+    blocks = -(-spec.shape[-2] // block_rows) * -(-spec.shape[-1] // block_columns)
+    return spec.parameters + math.prod(spec.shape[:-2]) * blocks * config.quantization.scale_bytes
