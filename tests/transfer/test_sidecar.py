@@ -27,3 +27,5 @@ async def test_scattered_and_adjacent_records_arrive_whole_and_verified(tmp_path
         assert same_records(pair.source.pools, pair.reader.pools, items)
         stats = await pair.reader.link.stats()
         assert stats.counters["records_digested"] == len(items)
+        moved, over_tcp = stats.counters["bytes"], stats.counters["tcp_bytes"]
+        assert over_tcp < moved / 2 if "cma" in lanes else over_tcp >= moved, (moved, over_tcp)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -30,6 +31,7 @@ DEFAULT_LANES = "tcp,cma,self"
 PROGRESS_DELAY_US = 1000
 # What a forked child of this process exits with, at once.
 FORK_EXIT = 70
+# NIXL's exceptions have no base of their own but Exception (1.5.1), so calls into it are wrapped in that, one by one.
 _PACKAGES = ("nixl_cu13", "nixl_cu12")
 
 
@@ -108,7 +110,7 @@ def create_agent(nixl: ModuleType, name: str) -> Any:
             sync_mode=nixl.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
         )
         agent = nixl.nixl_agent(name, config)
-    except RuntimeError as error:
+    except Exception as error:
         raise TransferUnavailable(f"NIXL makes no agent: {type(error).__name__}: {error}") from error
     if "UCX" not in agent.backends:
         raise TransferUnavailable("NIXL has no UCX backend")
@@ -154,7 +156,8 @@ class NixlTransfer:
         self._names: dict[str, str] = {}
         self._posted: dict[Handle, _Posted] = {}
         self._next = 0
-        self.posts_done_at_once = 0
+        # Errors of NIXL that leave a handle in limbo.
+        self.troubles: Counter[str] = Counter()
 
     def attach(self, peer: SourceHello) -> None:
         known = self._peers.get(peer.incarnation)
@@ -169,7 +172,7 @@ class NixlTransfer:
         self._names[peer.agent_name] = peer.incarnation
         try:
             told = self._agent.add_remote_agent(metadata)
-        except RuntimeError as error:
+        except Exception as error:
             raise BadPeer(f"{peer.incarnation!r}: metadata refused: {type(error).__name__}") from error
         told = told.decode() if isinstance(told, bytes) else str(told)
         if told != peer.agent_name:
@@ -199,8 +202,9 @@ class NixlTransfer:
         if posted.outcome is PENDING:
             try:
                 posted.outcome = _outcome(self._agent.check_xfer_state(posted.raw))
-            except RuntimeError as error:
-                posted.outcome = self._failed(posted.peer, error)
+            except Exception as error:
+                failure = self._failed(posted.peer, error)
+                posted.outcome = failure if failure.reason == "PeerLost" else self._limbo(failure)
         return posted.outcome
 
     def release(self, handle: Handle) -> None:
@@ -246,12 +250,12 @@ class NixlTransfer:
                 peer.hello.agent_name,
             )
             outcome = _outcome(self._agent.transfer(raw))
-        except RuntimeError as error:
-            return raw, self._failed(piece.peer, error)
-        self.posts_done_at_once += outcome is DONE
+        except Exception as error:
+            outcome = self._failed(piece.peer, error)
+            return raw, outcome if raw is None or outcome.reason == "PeerLost" else self._limbo(outcome)
         return raw, outcome
 
-    def _failed(self, name: str, error: RuntimeError) -> Failure:
+    def _failed(self, name: str, error: Exception) -> Failure:
         kind = type(error).__name__
         if kind == "nixlRemoteDisconnectError":
             # The endpoint is broken for good; the same metadata, attached again, makes a new one.
@@ -260,6 +264,12 @@ class NixlTransfer:
                 peer.open = False
             return Failure("PeerLost", f"{name!r}: {error}")
         return Failure("TransferFailed", f"{name!r}: {kind}: {error}")
+
+    def _limbo(self, failure: Failure) -> Outcome:
+        """A broken connection ends everything on it. Any other error may be one descriptor's, while others of the
+        same handle go on: such a handle is never called terminal, and its records end up stranded."""
+        self.troubles[failure.detail] += 1
+        return PENDING
 
     def _remove_when_quiet(self, name: str, peer: _Peer) -> None:
         if not peer.open and not peer.in_flight:
@@ -273,6 +283,5 @@ class NixlTransfer:
 
 
 def _outcome(state: str) -> Outcome:
-    if state == "DONE":
-        return DONE
-    return PENDING if state == "PROC" else Failure("TransferFailed", f"state {state}")
+    """Errors are exceptions; whatever else it might say is no end."""
+    return DONE if state == "DONE" else PENDING

@@ -17,6 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
+from sluice_engine.transfer.lane import tcp_bytes_received
 from sluice_engine.transfer.messages import (
     Allow,
     Command,
@@ -134,13 +137,15 @@ class LeaderServer:
             self._next_tick = now + TICK_S
             reports.append(Ticked(self._turns, poller.turns, poller.in_flight))
         if reports:
-            self._send(self._leader, *(self._with_refusals(report) for report in reports))
+            self._send(self._leader, *(self._completed(report) for report in reports))
 
-    def _with_refusals(self, report: Report) -> Report:
+    def _completed(self, report: Report) -> Report:
+        """Stats with what the poller does not know."""
         if not isinstance(report, Stats):
             return report
-        refused = {f"connection_{reason}": count for reason, count in self.refused.items()}
-        return Stats(report.counters | refused, report.poller_turns, report.leases, report.in_flight, report.stranded)
+        more = {f"connection_{reason}": count for reason, count in self.refused.items()}
+        more["tcp_bytes"] = tcp_bytes_received()
+        return msgspec.structs.replace(report, counters=report.counters | more)
 
     def _send(self, connection: _Connection, *reports: Report) -> None:
         for report in reports:

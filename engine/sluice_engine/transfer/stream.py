@@ -39,6 +39,7 @@ class StreamTransfer:
         """`pools`: the destinations, borrowed."""
         self._pools = pools
         self._peers: dict[str, SourceHello] = {}
+        self._names: dict[str, str] = {}
         self._posted: dict[Handle, _Posted] = {}
         # The handle in flight of a lease: at most one.
         self._of_lease: dict[str, Handle] = {}
@@ -48,6 +49,8 @@ class StreamTransfer:
     def attach(self, peer: SourceHello) -> None:
         if peer.transport != self.name:
             raise BadPeer(f"{peer.incarnation!r} moves records by {peer.transport!r}, we by {self.name!r}")
+        if self._names.setdefault(peer.agent_name, peer.incarnation) != peer.incarnation:
+            raise BadPeer(f"{peer.agent_name!r} was another incarnation's name")
         known = self._peers.setdefault(peer.incarnation, peer)
         if known != peer:
             raise BadPeer(f"{peer.incarnation!r} now says something else than at first")
