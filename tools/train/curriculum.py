@@ -21,14 +21,15 @@ class Plan:
 def plan(progress: float, rng: random.Random) -> Plan:
     """Short single lookups first, then lists, unknown names and shared words, then every length up to the longest."""
     ready = min(1.0, progress / 0.2)  # 1 once the full task is on
-    length = rng.choice(LENGTHS[: 1 + int(ready * (len(LENGTHS) - 1) + 1e-9)])
+    count = 1 + int(ready * (len(LENGTHS) - 1) + 1e-9)
+    [length] = rng.choices(LENGTHS[:count], (1, 2, 3, 3, 2)[:count])
     most = max(4, (length - 70) // TOKENS_PER_SENTENCE)
     if progress < 0.03:
         return Plan(length, Shape((2, 5), (1, 4), (2, 3), filler=0.1, small_talk=0.02, unknown=0.0, many=0.2, crossed=0.0))
     fewest = max(1, (most - 14) if length > LENGTHS[0] else 1)
     return Plan(
         length,
-        Shape((fewest, most), (1, 5), (2, 3 + round(4 * ready)), unknown=0.12 * ready, crossed=0.3 * ready, many=0.5),
+        Shape((fewest, most), (1, 5), (2, 3 + round(4 * ready)), unknown=0.12 * ready, crossed=0.3 * ready, many=0.6),
     )
 
 

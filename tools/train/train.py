@@ -38,7 +38,7 @@ class Trainer:
         cuda = device.type == "cuda"
         self.optimizer = torch.optim.AdamW(
             [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}],
-            lr=torch.tensor(peak, device=device), betas=(0.9, 0.98), fused=cuda, capturable=cuda,
+            lr=torch.tensor(peak, device=device), betas=(0.9, 0.99), fused=cuda, capturable=cuda,
         )  # fmt: skip
         self._replay: dict[int, Callable[[Tensor, Tensor], Tensor]] = {}
 
