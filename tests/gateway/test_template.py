@@ -152,7 +152,8 @@ def test_user_text_comes_back_from_its_tokens(v4: FileTokenizer, text: str) -> N
 def test_a_marker_that_the_vocabulary_lacks_is_spelled_out() -> None:
     tokenizer = ByteTokenizer()
     tokenizer.markers = {}
-    assert bytes(encode_segments([Marker("<｜User｜>"), "hi"], tokenizer)) == "<｜User｜>hi".encode()
+    assert bytes(encode_segments([Marker("<｜User｜>"), "hi"], tokenizer, 512)) == "<｜User｜>hi".encode()
+    assert bytes(encode_segments([Marker("<｜User｜>"), "hi"], ByteTokenizer(), 256)) == "<｜User｜>hi".encode()
 
 
 def test_a_completion_prompt_may_use_markers_and_gets_one_bos(v4: FileTokenizer) -> None:

@@ -73,6 +73,8 @@ class Choice:
             if isinstance(step, GiveUp):
                 raise step.error
             self._counters.retries += 1
+            if step.source and placement.pair.prefill is not None:
+                self._dispatcher.suspect(placement.pair.prefill.member.address)
             self._spent = step.spent
             self._avoid = frozenset(placement.pair.addresses) if step.avoid else frozenset()
             ticket = self._dispatcher.enter_again(self._waiting_again(ticket, placement, step.delay_s))

@@ -19,7 +19,8 @@ async def read_json(request: Request, limit: int, timeout_s: float) -> Any:
     """The body's JSON value. Raises ApiError (400, 408, 413, 415) or ClientGone."""
     _check_type(request)
     try:
-        data = await asyncio.wait_for(_read(request, limit), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            data = await _read(request, limit)
     except TimeoutError as error:
         message = f"The request body did not arrive within {timeout_s:g} s."
         raise ApiError(408, message, code="request_timeout") from error

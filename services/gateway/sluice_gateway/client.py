@@ -64,6 +64,8 @@ class GrpcEngine:
             return await method(request, timeout=self._timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise self._lost(error) from error
+        except asyncio.CancelledError as error:
+            raise _unless_cancelled(self._address) from error
 
     async def attach(self, gateway_id: str) -> AsyncIterator[TokenBatch]:
         call = self._stub.Attach(pb.AttachRequest(gateway_id=gateway_id), metadata=self._metadata)
@@ -74,6 +76,8 @@ class GrpcEngine:
             raise self._lost(error) from error
         except codec.MalformedMessage as error:
             raise EngineLost(f"{self._address}: {error}") from error
+        except asyncio.CancelledError as error:
+            raise _unless_cancelled(self._address) from error
         finally:
             call.cancel()
         raise EngineLost(f"{self._address}: the engine ended the Attach stream")
@@ -100,7 +104,7 @@ class GrpcGenerate:
         self._call.cancel()
 
     async def __aiter__(self) -> AsyncIterator[GenerateEvent]:
-        """gRPC reports a local cancel as CancelledError in the reader, which must not look like a cancelled task."""
+        """A cancel of ours ends the iteration; gRPC reports it as CancelledError in the reader."""
         try:
             async for message in self._call:
                 yield codec.decode_generate_event(message)
@@ -108,12 +112,23 @@ class GrpcGenerate:
             raise EngineLost(f"{self._address}: {error.code().name}: {error.details()}") from error
         except codec.MalformedMessage as error:
             raise EngineLost(f"{self._address}: {error}") from error
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not self._cancelled or (task is not None and task.cancelling()):
-                raise
+        except asyncio.CancelledError as error:
+            lost = _unless_cancelled(self._address)
+            if not self._cancelled:
+                raise lost from error
         finally:
             self._call.cancel()
+
+
+def _unless_cancelled(address: str) -> EngineLost:
+    """For use in `except CancelledError`: re-raises it if this task was cancelled.
+
+    gRPC also raises it when a call ended with status CANCELLED, which is what a server that stops sends.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+    return EngineLost(f"{address}: CANCELLED")
 
 
 def grpc_factory(address: str, key: str) -> EngineClient:

@@ -123,6 +123,12 @@ class Dispatcher:
         self.running -= 1
         self.pump()
 
+    def suspect(self, address: str) -> None:
+        """A fault points at this engine: nothing more goes there until it answers again."""
+        link = self._links.get(address)
+        if link is not None:
+            link.suspect()
+
     def prefilled(self, placement: Placement) -> None:
         """The first token came: the prefill side has room again."""
         if placement.prefill is not None:

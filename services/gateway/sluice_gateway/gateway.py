@@ -105,14 +105,18 @@ class Gateway:
     async def chat_job(self, request: ChatRequest, deadline_s: float, request_id: str) -> Job:
         size = sum(len(message.text) + len(message.reasoning) for message in request.messages)
         encode = self._off_loop(size)
-        prompt = await encode(lambda: encode_chat(request.messages, request.thinking, self.tokenizer))
+        vocab_size = self.limits().vocab_size
+        prompt = await encode(lambda: encode_chat(request.messages, request.thinking, self.tokenizer, vocab_size))
         return self._job(request.options, (prompt,), request.thinking, deadline_s, request_id, "messages")
 
     async def completion_job(self, request: CompletionRequest, deadline_s: float, request_id: str) -> Job:
         size = sum(len(prompt) for prompt in request.prompts if isinstance(prompt, str))
         encode = self._off_loop(size)
+        vocab_size = self.limits().vocab_size
         prompts = [
-            await encode(lambda text=prompt: encode_prompt(text, self.tokenizer, request.add_special_tokens))
+            await encode(
+                lambda text=prompt: encode_prompt(text, self.tokenizer, request.add_special_tokens, vocab_size)
+            )
             if isinstance(prompt, str)
             else prompt
             for prompt in request.prompts

@@ -80,7 +80,8 @@ class _Try:
         if self.received < num_tokens and self.lost is None:
             self._target, self._enough = num_tokens, asyncio.Event()
             try:
-                await asyncio.wait_for(self._enough.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._enough.wait()
             except TimeoutError:
                 return Lost(TOKENS_LOST, f"{self.received} of {num_tokens} tokens came")
         if self.received > num_tokens:
@@ -94,6 +95,7 @@ class _Session:
     def __init__(self, client: EngineClient, hello: EngineHello) -> None:
         self.client = client
         self.hello = hello
+        self.attached = asyncio.Event()
         self.tries: set[_Try] = set()
         self._streams: dict[int, _Try] = {}
         self._early: dict[int, list[tuple[Sequence[int], Logprobs]]] = {}
@@ -157,6 +159,7 @@ class Link:
         self._session: _Session | None = None
         self._since_poll = 0
         self._suspect = False
+        self._poll_now = asyncio.Event()
         self._epoch = 0
         self.view = Engine(member, trouble="NotConnected")
 
@@ -202,6 +205,8 @@ class Link:
         tasks = [asyncio.create_task(self._read(session)), asyncio.create_task(self._poll(session))]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if any(task.cancelled() for task in done):
+                raise EngineLost(f"{self.member.address}: a reader was cancelled from outside")
             for task in done:
                 task.result()
         finally:
@@ -211,11 +216,16 @@ class Link:
 
     async def _read(self, session: _Session) -> None:
         async for batch in session.client.attach(self._gateway_id):
+            session.attached.set()
             session.deliver(batch)
         raise EngineLost(f"{self.member.address}: the Attach stream ended")
 
     async def _poll(self, session: _Session) -> None:
-        """A Load that does not come stops new work; only the end of Attach ends what runs."""
+        """A Load that does not come stops new work; only the end of Attach ends what runs.
+
+        The engine sends an empty batch first: then its tokens have a way here, and not before.
+        """
+        await session.attached.wait()
         while True:
             self._since_poll = 0
             self._suspect = False
@@ -229,7 +239,16 @@ class Link:
                 self._session = session
                 trouble = SUSPECT if self._suspect else ""
                 self._show(Engine(self.member, session.hello, load, self._since_poll, trouble))
-            await asyncio.sleep(self._timings.load_every_s)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Not `wait_for`: it loses a cancel that comes together with the event (Python < 3.12)."""
+        try:
+            async with asyncio.timeout(self._timings.load_every_s):
+                await self._poll_now.wait()
+        except TimeoutError:
+            return
+        self._poll_now.clear()
 
     def _show(self, view: Engine) -> None:
         self.view = view
@@ -253,15 +272,17 @@ class Link:
         try:
             return await self._follow(session, attempt)
         except EngineLost as error:
-            self._suspect_engine(session)
+            if self._session is session:
+                self.suspect()
             return attempt.lost or Lost(ENGINE_LOST, str(error))
         finally:
             session.end(attempt)
 
-    def _suspect_engine(self, session: _Session) -> None:
+    def suspect(self) -> None:
         """A broken try is often the first sign of a death: no new work until a Load that was asked for after it."""
-        if self._session is session:
+        if self._session is not None:
             self._suspect = True
+            self._poll_now.set()
             self._show(replace(self.view, trouble=SUSPECT))
 
     async def _follow(self, session: _Session, attempt: _Try) -> TryResult:

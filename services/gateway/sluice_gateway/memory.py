@@ -159,6 +159,7 @@ class MemoryEngine:
         if not self.alive:
             raise EngineLost("nobody listens")
         queue: asyncio.Queue[TokenBatch | None] = asyncio.Queue()
+        queue.put_nowait(TokenBatch(0, (), (), ()))
         self._attached[gateway_id] = queue
         return queue
 

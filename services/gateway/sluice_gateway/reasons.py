@@ -9,14 +9,19 @@ from sluice_gateway.errors import ApiError, invalid, unavailable
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`retry`: another try may succeed. `spends`: it costs of the fault budget. `status`: what the client gets."""
+    """`retry`: another try may succeed. `spends`: it costs of the fault budget. `status`: what the client gets.
+
+    `source`: it points at the pair's prefill engine, which gets no work until it answers again.
+    """
 
     retry: bool
     spends: bool
     status: int
+    source: bool = False
 
 
 FAULT = Policy(retry=True, spends=True, status=503)
+SOURCE_FAULT = Policy(retry=True, spends=True, status=503, source=True)
 FREE = Policy(retry=True, spends=False, status=503)
 FINAL = Policy(retry=False, spends=False, status=400)
 
@@ -24,24 +29,32 @@ FINAL = Policy(retry=False, spends=False, status=400)
 ENGINE_LOST = "EngineLost"
 TOKENS_LOST = "TokensLost"
 PREEMPTED = "Preempted"
+DRAINING = "Draining"
 
 POLICIES: dict[str, Policy] = {
     ENGINE_LOST: FAULT,
     TOKENS_LOST: FAULT,
     PREEMPTED: FREE,
-    "Draining": FREE,
-    "NotAttached": FREE,
-    "ResourceExhausted": FREE,
+    DRAINING: FREE,
     "Quarantined": FREE,
+    "NotAttached": FREE,
+    "AttachLost": FREE,
+    "ResourceExhausted": FREE,
+    "NoRowFree": FREE,
+    "NoPagesFree": FREE,
+    "SourceLost": SOURCE_FAULT,
+    "LeaseEnded": SOURCE_FAULT,
+    "LeaseProtocolError": SOURCE_FAULT,
+    "PeerLost": SOURCE_FAULT,
+    "PeerRefused": SOURCE_FAULT,
+    "IncarnationChanged": SOURCE_FAULT,
     "FingerprintMismatch": FAULT,
-    "SourceUnreachable": FAULT,
-    "LeaseFailed": FAULT,
-    "PullFailed": FAULT,
-    "CorruptRecord": FAULT,
+    "TransferFailed": FAULT,
+    "DigestMismatch": FAULT,
     "ContextTooLong": FINAL,
+    "LargerThanPool": FINAL,
+    "TokenOutOfRange": FINAL,
     "InvalidArgument": FINAL,
-    "InvalidRequest": FINAL,
-    "MalformedMessage": FINAL,
 }
 
 
@@ -54,7 +67,7 @@ def client_error(reason: str, detail: str, tries: int) -> ApiError:
     """What the client is told when a request ends with `reason` after `tries` tries."""
     policy = policy_of(reason)
     if policy.status == 400:
-        code = "context_length_exceeded" if reason == "ContextTooLong" else reason
+        code = "context_length_exceeded" if reason in ("ContextTooLong", "LargerThanPool") else reason
         return invalid(None, f"The engine refused the request: {detail or reason}", code)
     message = f"The engines could not finish this request after {tries} tries: {reason}" + (
         f" ({detail})" if detail else ""

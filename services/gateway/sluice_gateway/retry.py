@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sluice_gateway.errors import ApiError
 from sluice_gateway.link import Lost, TryResult
-from sluice_gateway.reasons import FREE, PREEMPTED, Policy, client_error, policy_of
+from sluice_gateway.reasons import DRAINING, FREE, PREEMPTED, Policy, client_error, policy_of
 from sluice_protocol.generate import Ended, EndReason, Refused
 
 FREE_DELAY_S = 0.02
@@ -22,11 +22,15 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Another try, not before `delay_s`. `avoid`: prefer another pair. `spent`: faults so far, this one included."""
+    """Another try, not before `delay_s`. `avoid`: prefer another pair. `spent`: faults so far, this one included.
+
+    `source`: the fault points at the pair's prefill engine.
+    """
 
     delay_s: float
     avoid: bool
     spent: int
+    source: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +50,14 @@ def judge(result: TryResult, finished: str | None, tries: int, spent: int, budge
     spent += policy.spends
     if spent > budget:
         return GiveUp(client_error(reason, detail, tries))
-    return Again(delay_s, avoid=policy.spends or reason in ("Draining", PREEMPTED), spent=spent)
+    return Again(delay_s, policy.spends or reason in (DRAINING, PREEMPTED), spent, policy.source)
 
 
 def _classify(result: TryResult) -> tuple[str, str, Policy, float]:
     if isinstance(result, Lost):
         return result.reason, result.detail, policy_of(result.reason), 0.0
     if isinstance(result, Refused):
-        if result.retry_after_ms > 0:
+        if result.retry_after_ms > 0 and result.reason != DRAINING:
             return result.reason, result.detail, FREE, max(FREE_DELAY_S, result.retry_after_ms / 1000)
         return result.reason, result.detail, policy_of(result.reason), FREE_DELAY_S
     if result.reason is EndReason.PREEMPTED:

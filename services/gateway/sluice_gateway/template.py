@@ -1,7 +1,6 @@
 """DeepSeek-V4's chat encoding: a conversation becomes text and markers, these become tokens.
 
-Markers are values, not substrings: what a client wrote is text, whatever it contains. A marker that the vocabulary
-lacks is spelled out as text.
+Markers are values, not substrings: what a client wrote is text, whatever it contains.
 """
 
 from __future__ import annotations
@@ -116,13 +115,16 @@ def _parameters(arguments: str) -> Iterator[tuple[str, str, bool]]:
         yield name, value if is_text else json.dumps(value, ensure_ascii=False), is_text
 
 
-def encode_segments(segments: Sequence[Segment], tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Text between two markers is encoded in one piece, as if the whole prompt had been one string."""
+def encode_segments(segments: Sequence[Segment], tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
+    """Text between two markers is encoded in one piece, as if the whole prompt had been one string.
+
+    A marker that the tokenizer lacks, or whose id the engines do not know, is spelled out.
+    """
     ids: list[int] = []
     run: list[str] = []
     for segment in segments:
         token = tokenizer.markers.get(segment.name) if isinstance(segment, Marker) else None
-        if token is None:
+        if token is None or token >= vocab_size:
             run.append(segment.name if isinstance(segment, Marker) else segment)
             continue
         ids.extend(_encode_run(run, tokenizer))
@@ -137,14 +139,16 @@ def _encode_run(run: list[str], tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode_plain(text) if text else []
 
 
-def encode_chat(messages: Sequence[Message], thinking: bool, tokenizer: Tokenizer) -> tuple[int, ...]:
-    return encode_segments(render_chat(messages, thinking), tokenizer)
+def encode_chat(
+    messages: Sequence[Message], thinking: bool, tokenizer: Tokenizer, vocab_size: int = 1 << 32
+) -> tuple[int, ...]:
+    return encode_segments(render_chat(messages, thinking), tokenizer, vocab_size)
 
 
-def encode_prompt(text: str, tokenizer: Tokenizer, add_bos: bool) -> tuple[int, ...]:
+def encode_prompt(text: str, tokenizer: Tokenizer, add_bos: bool, vocab_size: int = 1 << 32) -> tuple[int, ...]:
     """A text completion's prompt: markers in it count, and BOS is put in front unless it is there."""
     ids = tokenizer.encode_raw(text)
     bos = tokenizer.markers.get(BOS)
-    if add_bos and bos is not None and ids[:1] != [bos]:
+    if add_bos and bos is not None and bos < vocab_size and ids[:1] != [bos]:
         ids.insert(0, bos)
     return tuple(ids)

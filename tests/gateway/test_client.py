@@ -1,0 +1,337 @@
+"""The gRPC client against a real gRPC server that plays an engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from sluice_gateway.client import GrpcEngine
+from sluice_gateway.engine import EngineLost
+from sluice_gateway.fleet import Engine, Member
+from sluice_gateway.link import Link, Lost, Timings
+from sluice_protocol import codec
+from sluice_protocol.fingerprint import Fingerprint
+from sluice_protocol.generate import (
+    Admitted,
+    Ended,
+    EndReason,
+    EngineHello,
+    GenerateRequest,
+    Load,
+    Refused,
+    Role,
+    Route,
+    TokenBatch,
+)
+from sluice_protocol.sampling import Sampling, TokenLogprobs
+from sluice_protocol.v1 import engine_pb2 as pb
+from sluice_protocol.v1.engine_pb2_grpc import EngineServicer, add_EngineServicer_to_server
+
+HELLO = EngineHello(Role.DECODE, Fingerprint.of({"a": "b"}), "i1", 4096, 16, "source:1", 77, 512)
+LOAD = Load("i1", 1, 2, 8, 10, 20, 1.5, step_p95_ms=3.5, block_keys=(b"k" * 16,))
+REQUEST = GenerateRequest("r", "gw", (1, 2, 3), (4,), Sampling(seed=7, max_tokens=9, top_logprobs=2), "source:1")
+SECRET = "key-of-this-run"
+QUICK = Timings(load_every_s=0.02, tokens_timeout_s=1.0, first_backoff_s=0.01, most_backoff_s=0.05)
+
+
+class FakeEngine(EngineServicer):
+    """Answers as told: each item of `events` and `batches` is a value to send, or something to wait for."""
+
+    def __init__(self) -> None:
+        self.hello: Any = codec.encode_engine_hello(HELLO)
+        self.load: Any = LOAD
+        self.events: list[Any] = []
+        self.batches: asyncio.Queue[TokenBatch | pb.TokenBatch | None] = asyncio.Queue()
+        self.keys: list[Any] = []
+        self.requests: list[GenerateRequest] = []
+        self.ended = asyncio.Event()
+        self.attached: list[str] = []
+
+    async def _check(self, context: Any) -> None:
+        key = dict(context.invocation_metadata()).get("x-sluice-key")
+        self.keys.append(key)
+        if key != SECRET:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong key")
+
+    async def Hello(self, request: Any, context: Any) -> Any:
+        await self._check(context)
+        return self.hello
+
+    async def Load(self, request: Any, context: Any) -> Any:
+        await self._check(context)
+        return codec.encode_load(self.load)
+
+    async def Attach(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        await self._check(context)
+        self.attached.append(request.gateway_id)
+        yield pb.TokenBatch()
+        while (batch := await self.batches.get()) is not None:
+            yield codec.encode_token_batch(batch) if isinstance(batch, TokenBatch) else batch
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        await self._check(context)
+        self.requests.append(codec.decode_generate_request(request))
+        try:
+            for event in self.events:
+                if isinstance(event, asyncio.Event):
+                    await event.wait()
+                elif isinstance(event, grpc.StatusCode):
+                    await context.abort(event, "as told")
+                else:
+                    yield event if isinstance(event, pb.GenerateEvent) else codec.encode_generate_event(event)
+        finally:
+            self.ended.set()
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[tuple[FakeEngine, str, Any]]:
+    """(the fake, its address, the server, which a test may stop)."""
+    fake, server = FakeEngine(), grpc.aio.server()
+    add_EngineServicer_to_server(fake, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield fake, f"127.0.0.1:{port}", server
+    await server.stop(None)
+
+
+@pytest.fixture
+async def client(engine: Any) -> AsyncIterator[GrpcEngine]:
+    client = GrpcEngine(engine[1], SECRET, timeout_s=10)
+    yield client
+    await client.close()
+
+
+async def test_hello_and_load_arrive_whole_and_every_call_carries_the_key(engine: Any, client: GrpcEngine) -> None:
+    assert await client.hello() == HELLO
+    assert await client.load() == LOAD
+    engine[0].events = [Refused("X", "y")]
+    assert [event async for event in client.generate(REQUEST)] == [Refused("X", "y")]
+    engine[0].batches.put_nowait(None)
+    with pytest.raises(EngineLost):
+        async for _ in client.attach("gw"):
+            pass
+    assert engine[0].keys == [SECRET] * 4
+    assert engine[0].requests == [REQUEST]
+    assert engine[0].attached == ["gw"]
+
+
+async def test_a_wrong_key_is_an_engine_that_is_lost(engine: Any) -> None:
+    client = GrpcEngine(engine[1], "guess", timeout_s=10)
+    for call in (client.hello, client.load):
+        with pytest.raises(EngineLost, match="UNAUTHENTICATED"):
+            await call()
+    with pytest.raises(EngineLost, match="UNAUTHENTICATED"):
+        async for _ in client.generate(REQUEST):
+            pass
+    await client.close()
+
+
+async def test_events_come_in_order_and_the_stream_ends(engine: Any, client: GrpcEngine) -> None:
+    ended = Ended(EndReason.STOP, 3, 2, route=Route(1, 2, 3, 4, "nixl", 5))
+    engine[0].events = [Admitted(9), ended]
+    assert [event async for event in client.generate(REQUEST)] == [Admitted(9), ended]
+
+
+async def test_cancel_ends_the_work_and_the_iteration_quietly(engine: Any, client: GrpcEngine) -> None:
+    engine[0].events = [Admitted(9), asyncio.Event()]
+    call = client.generate(REQUEST)
+    seen = []
+    async for event in call:
+        seen.append(event)
+        call.cancel()
+        call.cancel()
+    assert seen == [Admitted(9)]
+    await asyncio.wait_for(engine[0].ended.wait(), 10)
+
+
+async def test_a_cancelled_task_ends_the_work_and_stays_cancelled(engine: Any, client: GrpcEngine) -> None:
+    engine[0].events = [Admitted(9), asyncio.Event()]
+    started = asyncio.Event()
+
+    async def read() -> None:
+        async for _ in client.generate(REQUEST):
+            started.set()
+
+    task = asyncio.create_task(read())
+    await asyncio.wait_for(started.wait(), 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.wait_for(engine[0].ended.wait(), 10)
+
+
+async def test_an_aborted_stream_is_an_engine_that_is_lost(engine: Any, client: GrpcEngine) -> None:
+    engine[0].events = [Admitted(9), grpc.StatusCode.INTERNAL]
+    with pytest.raises(EngineLost, match="INTERNAL: as told"):
+        async for _ in client.generate(REQUEST):
+            pass
+
+
+async def test_messages_of_unknown_kind_are_an_engine_that_is_lost(engine: Any, client: GrpcEngine) -> None:
+    engine[0].events = [pb.GenerateEvent()]
+    with pytest.raises(EngineLost, match="unknown kind"):
+        async for _ in client.generate(REQUEST):
+            pass
+    engine[0].batches.put_nowait(pb.TokenBatch(streams=[1], counts=[2], tokens=[3]))
+    with pytest.raises(EngineLost, match="add up"):
+        async for _ in client.attach("gw"):
+            pass
+
+
+async def test_another_schema_version_or_role_is_refused(engine: Any, client: GrpcEngine) -> None:
+    engine[0].hello = pb.EngineHelloReply(schema_version=99, role="decode")
+    with pytest.raises(EngineLost, match="schema version 99"):
+        await client.hello()
+    engine[0].hello = pb.EngineHelloReply(schema_version=1, role="chef")
+    with pytest.raises(EngineLost, match="chef"):
+        await client.hello()
+
+
+async def test_an_address_where_nobody_listens_fails_at_once(engine: Any) -> None:
+    await engine[2].stop(None)
+    client = GrpcEngine(engine[1], SECRET, timeout_s=30)
+    async with asyncio.timeout(10):
+        with pytest.raises(EngineLost, match="UNAVAILABLE"):
+            await client.hello()
+        with pytest.raises(EngineLost):
+            async for _ in client.attach("gw"):
+                pass
+    await client.close()
+
+
+async def test_a_million_prompt_tokens_pass(engine: Any, client: GrpcEngine) -> None:
+    engine[0].events = [Ended(EndReason.STOP, 0)]
+    request = GenerateRequest("r", "gw", tuple(range(1, 1_000_001)), (), Sampling())
+    assert len([event async for event in client.generate(request)]) == 1
+    assert engine[0].requests[0].prompt_ids == request.prompt_ids
+
+
+# -- the link over the real wire
+
+
+@pytest.fixture
+async def link(engine: Any) -> AsyncIterator[Link]:
+    member = Member(Role.DECODE, engine[1])
+    link = Link(member, lambda address: GrpcEngine(address, SECRET, 10), "gw", lambda: None, QUICK)
+    running = asyncio.create_task(link.run())
+    await until(lambda: not link.view.unusable)
+    yield link
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - the condition is read from a real server
+            await asyncio.sleep(0.005)
+
+
+def collector(tokens: list[int], enough: int = 10**9) -> Any:
+    def push(row: Any, _logprobs: Any) -> bool:
+        tokens.extend(row)
+        return len(tokens) >= enough
+
+    return push
+
+
+async def test_the_link_shows_what_the_engine_says(engine: Any, link: Link) -> None:
+    assert link.view == Engine(Member(Role.DECODE, engine[1]), HELLO, LOAD)
+
+
+async def test_tokens_may_come_before_and_after_the_events(engine: Any, link: Link) -> None:
+    """The streams race: tokens before Admitted are kept, and Ended waits for the last one."""
+    go = asyncio.Event()
+    engine[0].events = [go, Admitted(5), Ended(EndReason.LENGTH, 4)]
+    engine[0].batches.put_nowait(TokenBatch(1, (5, 6), (2, 1), (10, 11, 99)))
+    tokens: list[int] = []
+    first: list[int] = []
+    task = asyncio.create_task(link.attempt(REQUEST, collector(tokens), lambda: first.append(1)))
+    await until(lambda: bool(engine[0].requests) and engine[0].batches.empty())
+    go.set()
+    await until(lambda: tokens == [10, 11])
+    assert not task.done()
+    engine[0].batches.put_nowait(TokenBatch(2, (5,), (2,), (12, 13), ((1, TokenLogprobs(-1.0)),)))
+    assert await task == Ended(EndReason.LENGTH, 4)
+    assert tokens == [10, 11, 12, 13]
+    assert first == [1]
+
+
+async def test_logprobs_arrive_beside_their_tokens(engine: Any, link: Link) -> None:
+    engine[0].events = [Admitted(5), Ended(EndReason.LENGTH, 2)]
+    engine[0].batches.put_nowait(
+        TokenBatch(1, (4, 5), (1, 2), (9, 10, 11), ((2, TokenLogprobs(-1.5, (11,), (-1.5,))),))
+    )
+    seen: list[Any] = []
+    await link.attempt(REQUEST, lambda row, logprobs: bool(seen.append((tuple(row), logprobs))), lambda: None)
+    assert seen == [((10, 11), [None, TokenLogprobs(-1.5, (11,), (-1.5,))])]
+
+
+async def test_tokens_that_never_come_fail_the_try(engine: Any, link: Link) -> None:
+    engine[0].events = [Admitted(5), Ended(EndReason.LENGTH, 4)]
+    result = await link.attempt(REQUEST, collector([]), lambda: None)
+    assert isinstance(result, Lost)
+    assert result.reason == "TokensLost"
+
+
+async def test_a_sink_that_has_enough_ends_the_call(engine: Any, link: Link) -> None:
+    engine[0].events = [Admitted(5), asyncio.Event()]
+    engine[0].batches.put_nowait(TokenBatch(1, (5,), (3,), (1, 2, 3)))
+    tokens: list[int] = []
+    assert isinstance(await link.attempt(REQUEST, collector(tokens, enough=2), lambda: None), Lost)
+    await asyncio.wait_for(engine[0].ended.wait(), 10)
+
+
+async def test_a_sink_that_raises_ends_its_own_try_only(engine: Any, link: Link) -> None:
+    engine[0].events = [Admitted(5), asyncio.Event()]
+    engine[0].batches.put_nowait(TokenBatch(1, (5,), (1,), (1,)))
+
+    def broken(_row: Any, _logprobs: Any) -> bool:
+        raise ValueError("a defect")
+
+    result = await link.attempt(REQUEST, broken, lambda: None)
+    assert isinstance(result, Lost)
+    assert "a defect" in result.detail
+    engine[0].events = [Admitted(6), Ended(EndReason.STOP, 1)]
+    engine[0].batches.put_nowait(TokenBatch(2, (6,), (1,), (7,)))
+    tokens: list[int] = []
+    assert await link.attempt(REQUEST, collector(tokens), lambda: None) == Ended(EndReason.STOP, 1)
+    assert tokens == [7]
+
+
+@pytest.mark.parametrize("how", ["attach", "incarnation", "stop"])
+async def test_a_lost_engine_fails_its_tries_and_is_found_again(engine: Any, link: Link, how: str) -> None:
+    engine[0].events = [Admitted(5), asyncio.Event()]
+    task = asyncio.create_task(link.attempt(REQUEST, collector([]), lambda: None))
+    await until(lambda: bool(engine[0].requests))
+    if how == "attach":
+        engine[0].batches.put_nowait(None)
+    elif how == "incarnation":
+        engine[0].load = Load("i2", 0, 0, 8, 1, 1)
+    else:
+        await engine[2].stop(None)
+    result = await asyncio.wait_for(task, 20)
+    assert isinstance(result, Lost)
+    assert result.reason == "EngineLost"
+    if how == "stop":
+        await until(lambda: link.view.hello is None)
+        assert link.view.unusable
+        return
+    if how == "incarnation":
+        engine[0].hello.incarnation = "i2"
+    await until(lambda: len(engine[0].attached) >= 2 and not link.view.unusable)
+
+
+async def test_own_tries_count_until_load_knows_of_them(engine: Any, link: Link) -> None:
+    epoch = link.begin()
+    room = link.view.room
+    assert room == 8 - 3 - 1
+    await until(lambda: link.view.own == 0)
+    link.end(epoch)
+    assert link.view.own == -1
+    await until(lambda: link.view.own == 0)
+    link.end(epoch - 1)
+    assert link.view.own == 0
