@@ -24,10 +24,12 @@ class SectionView:
     """One section of every record of a pool.
 
     Memory is seen from the section's start on, in `units` [n, u] of u elements: the largest run that divides row,
-    offset and stride, so that any row of any record is `per_row` consecutive units.
+    offset and stride, so that any row of any record is `per_row` consecutive units. `dtype` is what rows are read and
+    written as; torch copies no rows of 8-bit floats, so units of those are bytes.
     """
 
     units: Tensor
+    dtype: torch.dtype
     per_record: int
     per_row: int
     slots: int
@@ -37,12 +39,12 @@ class SectionView:
         """`memory`: uint8, all records of a pool of this layout."""
         dtype = getattr(torch, section.dtype)
         unit = _gcd(section.row_bytes, section.offset, layout.stride)
-        typed = memory.view(dtype)
+        typed = memory if dtype.itemsize == 1 else memory.view(dtype)
         elements = unit // dtype.itemsize
         if unit % dtype.itemsize:
             raise ValueError(f"{section} is not aligned to its dtype in a stride of {layout.stride}")
         units = typed.view(-1, elements)[section.offset // unit :]
-        return SectionView(units, layout.stride // unit, section.row_bytes // unit, section.slots)
+        return SectionView(units, dtype, layout.stride // unit, section.row_bytes // unit, section.slots)
 
     @property
     def row(self) -> int:
@@ -60,11 +62,12 @@ class SectionView:
         """Rows at `index` [...]: [..., elements of a row], a copy."""
         shape = index.shape if self.per_row == 1 else index.shape[:-1]
         found = self.units.index_select(0, index.reshape(-1))
-        return found.view(*shape, self.row)
+        return found.view(*shape, self.row).view(self.dtype)
 
     def scatter(self, index: Tensor, rows: Tensor) -> None:
         """Write `rows` [n, elements] at `index` [n]; rows of one call are distinct."""
-        self.units.index_copy_(0, index.reshape(-1), rows.reshape(-1, self.units.shape[1]))
+        units = rows.view(self.units.dtype).reshape(-1, self.units.shape[1])
+        self.units.index_copy_(0, index.reshape(-1), units)
 
 
 def _gcd(*values: int) -> int:

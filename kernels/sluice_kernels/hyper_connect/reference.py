@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sluice_kernels.norm_rope.reference import inverse_rms
 from sluice_kernels.row_linear import ROW_BLOCK, linear
 from sluice_kernels.view import Tensor
 
@@ -51,7 +52,7 @@ def collapse(streams: Tensor, weights: HyperWeights) -> tuple[Tensor, Tensor, Te
     pre, post = gates[:, :n] + weights.eps, gates[:, n:] * 2
     comb = torch.softmax(mix[:, 2 * n :].unflatten(1, (n, n)), dim=-1).view(rows, n * n).add_(weights.eps)
     _balance_(comb, weights)
-    return torch.bmm(pre.unsqueeze(1), streams).squeeze(1), post, comb.view(rows, n, n)
+    return _weighted(pre, streams), post, comb.view(rows, n, n)
 
 
 def _balance_(comb: Tensor, weights: HyperWeights) -> None:
@@ -73,11 +74,15 @@ def expand(streams: Tensor, output: Tensor, post: Tensor, comb: Tensor) -> Tenso
 
 def head(streams: Tensor, weights: HyperWeights) -> Tensor:
     pre = torch.sigmoid(_mix(streams, weights)).add_(weights.eps)
-    return torch.bmm(pre.unsqueeze(1), streams).squeeze(1)
+    return _weighted(pre, streams)
+
+
+def _weighted(pre: Tensor, streams: Tensor) -> Tensor:
+    return (pre.unsqueeze(-1) * streams).sum(1)
 
 
 def _mix(streams: Tensor, weights: HyperWeights) -> Tensor:
     """[n, rows of fn]: the norm has no weight, so it is applied after the product."""
     flat = streams.flatten(1)
-    scale = torch.rsqrt(flat.square().mean(-1, keepdim=True).add_(weights.rms_eps))
+    scale = inverse_rms(flat, weights.rms_eps)
     return torch.addcmul(weights.base, linear(flat, weights.fn).mul_(scale), weights.scale)

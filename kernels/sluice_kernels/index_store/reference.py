@@ -34,7 +34,7 @@ def load(view: LayerView, rows: Tensor, entries: Tensor) -> Tensor:
 
 
 def encode(view: LayerView, keys: Tensor) -> dict[Plane, Tensor]:
-    match dtype := view.sections[KEYS, Plane.DATA].units.dtype:
+    match dtype := view.sections[KEYS, Plane.DATA].dtype:
         case torch.float32 | torch.bfloat16:
             return {Plane.DATA: keys.to(dtype)}
         case torch.float8_e4m3fn:

@@ -37,8 +37,8 @@ def _nope(view: LayerView) -> int:
 def encode(view: LayerView, kind: SectionKind, values: Tensor) -> dict[Plane, Tensor]:
     """Planes of `values` [n, head_dim] in the format of this section."""
     section = view.sections[kind, Plane.DATA]
-    if section.units.dtype is not torch.uint8:
-        return {Plane.DATA: values.to(section.units.dtype)}
+    if section.dtype is not torch.uint8:
+        return {Plane.DATA: values.to(section.dtype)}
     data, exponents = encode_fp8(values.float(), _nope(view))
     scales = view.sections[kind, Plane.SCALES]
     padded = torch.zeros(len(values), scales.row, dtype=torch.uint8)
@@ -57,6 +57,7 @@ def encode_fp8(values: Tensor, nope: int) -> tuple[Tensor, Tensor]:
 def decode_fp8(data: Tensor, scales: Tensor, nope: int) -> Tensor:
     """fp32 [..., head_dim] of bytes [..., nope + 2 * rope] and ue8m0 scales, padding of the scale plane included."""
     exponents = exponents_of(scales[..., : -(-nope // KV_SCALE_BLOCK)])
-    values = data[..., :nope].contiguous().view(torch.float8_e4m3fn).float()
-    rope = data[..., nope:].contiguous().view(torch.bfloat16).float()
+    values = data[..., :nope].view(torch.float8_e4m3fn).float()
+    # A copy, for its alignment: what is contiguous already may begin at an odd byte.
+    rope = data[..., nope:].clone(memory_format=torch.contiguous_format).view(torch.bfloat16).float()
     return torch.cat([values * spread(exponents, KV_SCALE_BLOCK, nope), rope], dim=-1)

