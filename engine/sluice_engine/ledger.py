@@ -166,19 +166,25 @@ class Ledger:
         self._filling[ref.kind] -= 1
         self._stranded[ref.kind] += 1
 
+    def unstrand(self, ref: RecordRef) -> None:
+        """Nothing can land in it any more, the transport says."""
+        entry = self._expect(ref, RecordState.STRANDED)
+        self._stranded[ref.kind] -= 1
+        entry.state = RecordState.LIVE
+        if not entry.holders:
+            self._to_free(ref, entry)
+
     def fence(self) -> tuple[RecordRef, ...]:
         """The transport is dead and nothing can land any more: every STRANDED record ends its life."""
-        freed = []
-        for kind, entries in self._entries.items():
-            for record, entry in enumerate(entries):
-                if entry.state is RecordState.STRANDED:
-                    ref = RecordRef(kind, record, entry.generation)
-                    self._stranded[kind] -= 1
-                    entry.state = RecordState.LIVE
-                    if not entry.holders:
-                        self._to_free(ref, entry)
-                    freed.append(ref)
-        return tuple(freed)
+        stranded = tuple(
+            RecordRef(kind, record, entry.generation)
+            for kind, entries in self._entries.items()
+            for record, entry in enumerate(entries)
+            if entry.state is RecordState.STRANDED
+        )
+        for ref in stranded:
+            self.unstrand(ref)
+        return stranded
 
     def take_released(self) -> tuple[RecordRef, ...]:
         """Announced lives that ended since the last call, in the order they ended."""

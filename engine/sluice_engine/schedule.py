@@ -32,6 +32,7 @@ from sluice_engine.sequence import (
     PullsTerminal,
     Sequence,
     StepDone,
+    StrandingEnded,
 )
 from sluice_engine.step import (
     Batch,
@@ -178,6 +179,9 @@ class _Planner:
                 self._apply_result(fact)
             case Fenced():
                 self.ledger.fence()
+            case StrandingEnded(records):
+                for ref in records:
+                    self.ledger.unstrand(ref)
             case _:
                 sequence = self.state.sequences.get(fact.id)
                 if sequence is not None:  # facts about somebody who is gone already come late, that is all

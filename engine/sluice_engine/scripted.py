@@ -22,13 +22,13 @@ from sluice_records import RecordKind
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """`token_cost_us`: busy time per token in, `step_cost_us` per batch. Tokens come from 0..vocab_size-1, and are
-    never one of `avoid` (stop tokens), so that an answer ends by `max_tokens` alone."""
+    """`token_cost_us`: busy time per token in, `step_cost_us` per batch. Tokens come from first..last, printable ASCII
+    by default: no stop token is among them, so an answer ends by `max_tokens` alone."""
 
-    vocab_size: int = 256
+    first: int = 32
+    last: int = 126
     token_cost_us: float = 0.0
     step_cost_us: float = 0.0
-    avoid: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -114,7 +114,4 @@ class ScriptedModel:
         sampling = row.binding.sampling
         salt = f"{sampling.seed}/{sampling.choice}" if sampling.temperature else ""
         draw = int.from_bytes(blake2b(f"{content}/{position}/{salt}".encode(), digest_size=8).digest(), "little")
-        token = draw % self.script.vocab_size
-        while token in self.script.avoid:
-            token = (token + 1) % self.script.vocab_size
-        return token
+        return self.script.first + draw % (self.script.last + 1 - self.script.first)

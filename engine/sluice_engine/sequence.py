@@ -154,13 +154,20 @@ class Fenced:
 
 
 @dataclass(frozen=True, slots=True)
+class StrandingEnded:
+    """A handle that was given up on became terminal after all: nothing can land in these records any more."""
+
+    records: tuple[RecordRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseEnded:
     """Source: the reader's hold is gone, whatever the reason."""
 
     id: int
 
 
-Fact = Aborted | StepDone | PullGranted | PullCommitted | PullsTerminal | Fenced | LeaseEnded
+Fact = Aborted | StepDone | PullGranted | PullCommitted | PullsTerminal | Fenced | StrandingEnded | LeaseEnded
 
 
 # -- what the scheduler tells the leader ----------------------------------------------------------------------------

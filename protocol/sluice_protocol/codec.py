@@ -350,7 +350,7 @@ def decode_reader_message(message: p.ReaderMessage) -> s.ReaderMessage:
 def encode_source_message(value: s.SourceMessage) -> p.SourceMessage:
     match value:
         case s.LeaseAdmitted():
-            return p.SourceMessage(admitted=p.LeaseAdmitted())
+            return p.SourceMessage(admitted=p.LeaseAdmitted(pid=value.pid))
         case g.Refused():
             return p.SourceMessage(
                 refused=p.Refused(reason=value.reason, detail=value.detail, retry_after_ms=value.retry_after_ms)
@@ -402,7 +402,7 @@ def encode_source_message(value: s.SourceMessage) -> p.SourceMessage:
 def decode_source_message(message: p.SourceMessage) -> s.SourceMessage:
     match message.WhichOneof("kind"):
         case "admitted":
-            return s.LeaseAdmitted()
+            return s.LeaseAdmitted(message.admitted.pid)
         case "refused":
             refused = message.refused
             return g.Refused(refused.reason, refused.detail, refused.retry_after_ms)

@@ -93,7 +93,9 @@ class GrantedRecord:
 
 @dataclass(frozen=True, slots=True)
 class LeaseAdmitted:
-    pass
+    """`pid` of the source's leader: evidence for people."""
+
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)

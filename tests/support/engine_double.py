@@ -73,7 +73,7 @@ class Engine:
             for kind in RecordKind
         }
         self.mirror = RecordMirror(self.pool_plan)
-        self.executor = Executor(0, self.pools, self.mirror, ScriptedModel(Script(64), self.pools, self.mirror))
+        self.executor = Executor(0, self.pools, self.mirror, ScriptedModel(Script(0, 63), self.pools, self.mirror))
         self.chain = CHAIN_START
         self.facts: list[Fact] = []
         self.results: deque[StepResult] = deque()

@@ -368,12 +368,17 @@ Global___SourceMessage: _TypeAlias = SourceMessage  # noqa: Y015
 class LeaseAdmitted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    PID_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    """of the source's leader: evidence for people"""
     def __init__(
         self,
+        *,
+        pid: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pid", b"pid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,1 @@
+"""The decode server: the engine in role decode."""

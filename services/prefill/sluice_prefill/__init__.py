@@ -1,0 +1,1 @@
+"""The prefill server: the engine in role prefill."""

@@ -1,0 +1,50 @@
+"""The part of a fingerprint that says which weights: two fine-tunes of one shape must differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+# Files below this are hashed whole; of larger ones the header and sampled bytes of every tensor.
+WHOLE_FILE_BYTES = 1 << 30
+SAMPLE_BYTES = 4096
+_BLOCK = 1 << 22
+
+
+def config_digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def revision_digest(directory: Path) -> str:
+    """32 hex digits over config.json and every safetensors file of `directory`."""
+    state = hashlib.blake2b(digest_size=16)
+    state.update((directory / "config.json").read_bytes())
+    for path in sorted(directory.glob("*.safetensors")):
+        state.update(f"{path.name}:{path.stat().st_size};".encode())
+        if path.stat().st_size < WHOLE_FILE_BYTES:
+            _hash_whole(state, path)
+        else:
+            _hash_samples(state, path)
+    return state.hexdigest()
+
+
+def _hash_whole(state: hashlib.blake2b, path: Path) -> None:
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            state.update(block)
+
+
+def _hash_samples(state: hashlib.blake2b, path: Path) -> None:
+    """Beginning, middle and end of every tensor."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(length)
+        state.update(header)
+        for name, entry in sorted(json.loads(header).items()):
+            if name == "__metadata__":
+                continue
+            begin, end = (8 + length + offset for offset in entry["data_offsets"])
+            for start in (begin, max(begin, (begin + end - SAMPLE_BYTES) // 2), max(begin, end - SAMPLE_BYTES)):
+                file.seek(start)
+                state.update(start.to_bytes(8, "little") + file.read(min(SAMPLE_BYTES, end - start)))

@@ -1,0 +1,20 @@
+"""Channel and server options that every gRPC end of an engine uses."""
+
+from __future__ import annotations
+
+from sluice_protocol.generate import MAX_MESSAGE_BYTES
+
+KEY_HEADER = "x-sluice-key"
+
+# A peer that is silent for keepalive_time + timeout is gone: its streams end, and with them its leases.
+OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.so_reuseport", 0),
+    ("grpc.enable_http_proxy", 0),
+)

@@ -1,0 +1,305 @@
+"""The leader: plans steps, sends them to the ranks, publishes what comes back. One event loop, no torch, no gRPC.
+
+Lockstep: the next step is planned when every rank has reported the one before; the plan still sees results of steps
+<= N-2 only, so that the overlap loop will make the very same plans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sluice_engine.admission import admit
+from sluice_engine.errors import EngineError, RankFault
+from sluice_engine.ledger import Ledger
+from sluice_engine.publish import Published, Stream, publish_step, publish_token
+from sluice_engine.rooms import Rooms
+from sluice_engine.schedule import Plan, SchedulerState, plan
+from sluice_engine.sequence import Aborted, EndCause, Fact, Gone, Mode, SequenceSpec, StepDone
+from sluice_engine.spec import EngineSpec, ResolvedEngine
+from sluice_engine.step import CHAIN_START, StepResult, encode_step
+from sluice_protocol.generate import (
+    Ended,
+    EndReason,
+    GenerateRequest,
+    Load,
+    Refused,
+    Role,
+    Route,
+    TokenBatch,
+)
+from sluice_protocol.sampling import TokenLogprobs
+from sluice_records import RecordKind
+
+STEP_TIMES_KEPT = 200
+MAX_BOUNDARY_HINTS = 256
+
+
+class RankLink(Protocol):
+    """One rank as the leader sees it: an ordered, reliable way to hand it frames."""
+
+    rank: int
+
+    def send(self, frame: bytes) -> None: ...
+
+
+class ReplicaDivergence(EngineError):
+    """Two ranks report different results of one step: a bug, or a bad chip."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """A Generate call as the server sees it. `ended` is set exactly once."""
+
+    sequence: int
+    stream: Stream
+    ended: asyncio.Future[Ended]
+    arrived: float
+    source_address: str = ""
+    cached_tokens: int = 0
+    route: Route = field(default_factory=Route)
+
+
+class Leader:
+    """Everything here runs on one event loop; `on_death` is called once, with the reason, and the process exits."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        resolved: ResolvedEngine,
+        incarnation: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        on_death: Callable[[Exception], None],
+    ) -> None:
+        self.spec = spec
+        self.resolved = resolved
+        self.incarnation = incarnation
+        self.clock = clock
+        self.state = SchedulerState(
+            resolved.limits, resolved.layouts, resolved.fingerprint.digest, Ledger(resolved.pools)
+        )
+        self.rooms = Rooms(self)
+        self.ranks: list[RankLink] = []
+        self.sinks: dict[str, Callable[[TokenBatch], None]] = {}
+        self.generations: dict[int, Generation] = {}  # by sequence
+        self.streams: dict[int, Stream] = {}  # by sequence
+        self.draining = False
+        self._facts: list[Fact] = []
+        self._results: deque[StepResult] = deque()
+        self._chain = CHAIN_START
+        self._awaiting: dict[int, StepResult | None] = {}
+        self._planned: Plan | None = None
+        self._sent_at = 0.0
+        self._step_times: deque[float] = deque(maxlen=STEP_TIMES_KEPT)
+        self._turn_due = False
+        self._next_sequence = 1
+        self._next_stream = 1
+        self._dead = False
+        self._on_death = on_death
+        self._loop = asyncio.get_running_loop()
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def submit(self, request: GenerateRequest) -> Generation | Refused:
+        """Yes or no at once. The caller ends what it began: `abandon` when its client goes."""
+        mode = Mode.UNIFIED if self.spec.role is Role.UNIFIED else Mode.READER
+        if self.spec.role is Role.PREFILL:
+            return Refused("WrongRole", "a prefill engine serves leases, not Generate: ask a decode engine")
+        if mode is Mode.READER and not request.source_address:
+            return Refused("NoSource", "source_address is empty: a decode engine needs its pair's prefill engine")
+        spec = SequenceSpec(self._next_sequence, mode, request.prompt_ids, request.output_ids, request.sampling)
+        refused = self.admit(spec)
+        if refused is not None:
+            return refused
+        stream = Stream(self._next_stream, request.gateway_id, spec)
+        self._next_stream += 1
+        generation = Generation(spec.id, stream, self._loop.create_future(), self.clock(), request.source_address)
+        generation.route = Route(decode_pid=self.rooms.pid)
+        self.generations[spec.id], self.streams[spec.id] = generation, stream
+        return generation
+
+    def admit(self, spec: SequenceSpec) -> Refused | None:
+        """`spec.id` must be `next_sequence`'s; counts it."""
+        if self.draining:
+            return Refused("Draining", "this engine finishes what it has and takes no more", 1000)
+        refused = admit(self.state, spec)
+        if refused is None:
+            self._next_sequence += 1
+            self._kick()
+        return refused
+
+    @property
+    def next_sequence(self) -> int:
+        return self._next_sequence
+
+    def abandon(self, generation: Generation) -> None:
+        """Its client is gone: no more work for it. Idempotent."""
+        if self.generations.pop(generation.sequence, None) is None:
+            return
+        self.streams.pop(generation.sequence, None)
+        self.rooms.cancel(generation.sequence)
+        self.tell(Aborted(generation.sequence))
+        if not generation.ended.done():
+            generation.ended.cancel()
+
+    def attach(self, gateway_id: str, sink: Callable[[TokenBatch], None]) -> None:
+        """Tokens of `gateway_id` go to `sink` from now on; a later attach takes over."""
+        self.sinks[gateway_id] = sink
+
+    def detach(self, gateway_id: str, sink: Callable[[TokenBatch], None]) -> None:
+        """A gateway without its Attach stream cannot get tokens: what it asked for ends."""
+        if self.sinks.get(gateway_id) is not sink:
+            return
+        del self.sinks[gateway_id]
+        for generation in list(self.generations.values()):
+            if generation.stream.gateway_id == gateway_id:
+                self.end(generation, EndReason.FAILED, "AttachLost", "the gateway's Attach stream ended")
+                self.tell(Aborted(generation.sequence))
+
+    def end(self, generation: Generation, reason: EndReason, error: str = "", detail: str = "") -> None:
+        """The last word on a Generate stream."""
+        self.generations.pop(generation.sequence, None)
+        self.streams.pop(generation.sequence, None)
+        if not generation.ended.done():
+            generation.ended.set_result(
+                Ended(reason, generation.stream.sent, generation.cached_tokens, error, detail, generation.route)
+            )
+
+    def tell(self, fact: Fact) -> None:
+        """A fact for the next plan."""
+        self._facts.append(fact)
+        self._kick()
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def _kick(self) -> None:
+        if not self._turn_due and not self._awaiting:
+            self._turn_due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_due = False
+        if self._awaiting or self._dead or not (self._facts or self.state.has_work):
+            return
+        try:
+            self._plan_and_send()
+        except Exception as error:  # the books do not add up, or a bug of ours: nothing may go on from here
+            self.die(error)
+
+    def _plan_and_send(self) -> None:
+        while self._results and self._results[0].number <= self.state.visible_through:
+            self._facts.append(StepDone(self._results.popleft()))
+        facts, self._facts = self._facts, []
+        self.state, planned = plan(self.state, facts)
+        for gone in planned.gone:
+            self._on_gone(gone)
+        self.rooms.on_plan(planned)
+        if planned.record.is_empty:
+            if self.state.has_work:
+                self._kick()
+            elif not self.state.sequences:
+                self.state.check_integrity()
+            return
+        frame, self._chain = encode_step(planned.record, self._chain)
+        self._planned, self._sent_at = planned, self.clock()
+        self._awaiting = {link.rank: None for link in self.ranks}
+        for link in self.ranks:
+            link.send(frame)
+
+    def on_result(self, result: StepResult) -> None:
+        """A rank reports the step in flight."""
+        if self._dead:
+            return
+        planned = self._planned
+        if planned is None or result.number != planned.record.number or result.rank not in self._awaiting:
+            self.die(RankFault(result.rank, "UnexpectedResult", f"step {result.number} was not asked for"))
+            return
+        self._awaiting[result.rank] = result
+        if any(other is None for other in self._awaiting.values()):
+            return
+        results = [other for other in self._awaiting.values() if other is not None]
+        self._awaiting = {}
+        try:
+            self._complete_step(planned, results)
+        except Exception as error:
+            self.die(error)
+
+    def _complete_step(self, planned: Plan, results: list[StepResult]) -> None:
+        first = results[0]
+        for other in results[1:]:
+            if (other.sampled, other.digests) != (first.sampled, first.digests):
+                raise ReplicaDivergence(f"step {first.number}: ranks {first.rank} and {other.rank} differ")
+        self._step_times.append(self.clock() - self._sent_at)
+        self._results.append(first)
+        self.rooms.on_result(planned, first)
+        self._publish(publish_step(self.streams, planned.rows, first))
+        self._kick()
+
+    def _publish(self, published: Published) -> None:
+        for gateway, batch in published.batches.items():
+            sink = self.sinks.get(gateway)
+            if sink is not None and batch.tokens:
+                sink(batch)
+        for stream in published.ended:
+            generation = self.generations.get(stream.spec.id)
+            if generation is not None and stream.end is not None:
+                self._note_cached(generation)
+                self.end(generation, stream.end)
+
+    def publish_first(self, sequence: int, token: int, logprobs: TokenLogprobs | None) -> bool:
+        """The first token of a room, streamed before the pull ends. False when it ends the request."""
+        stream = self.streams.get(sequence)
+        if stream is None:
+            return False
+        self._publish(publish_token(stream, token, logprobs))
+        return stream.end is None
+
+    def _note_cached(self, generation: Generation) -> None:
+        sequence = self.state.sequences.get(generation.sequence)
+        if sequence is not None and sequence.spec.mode is Mode.UNIFIED:
+            generation.cached_tokens = sequence.cached_tokens
+            generation.route = Route(decode_pid=self.rooms.pid, chunks=sequence.chunks)
+
+    def _on_gone(self, gone: Gone) -> None:
+        generation = self.generations.get(gone.id)
+        if generation is None:
+            return
+        if gone.cause is EndCause.PREEMPTED:
+            self.end(generation, EndReason.PREEMPTED, "Preempted", "older sequences needed its pages")
+        elif gone.cause is not EndCause.FINISHED:
+            self.end(generation, EndReason.FAILED, "RoomFailed", "its records were given back early")
+
+    def die(self, error: Exception) -> None:
+        """No step may follow. Requests end with the streams, when the process does."""
+        if not self._dead:
+            self._dead = True
+            self._on_death(error)
+
+    # -- what others read ------------------------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.state.sequences and not self._awaiting
+
+    def load(self) -> Load:
+        pages = self.state.ledger.count(RecordKind.PAGE)
+        waiting = [g for g in self.generations.values() if g.stream.sent == 0]
+        times = sorted(self._step_times)
+        return Load(
+            incarnation=self.incarnation,
+            running=len(self.state.sequences) - len(waiting),
+            waiting=len(waiting),
+            max_running=self.resolved.limits.max_running,
+            free_pages=pages.free,
+            total_pages=pages.total,
+            oldest_waiting_s=max((self.clock() - g.arrived for g in waiting), default=0.0),
+            draining=self.draining,
+            empty=self.is_empty,
+            step_p95_ms=times[int(len(times) * 0.95)] * 1e3 if times else 0.0,
+            block_keys=self.state.cache.boundaries(MAX_BOUNDARY_HINTS),
+        )

@@ -1,0 +1,159 @@
+"""The leader's process: joins loop, ranks, transport, lease thread and gRPC servers.
+
+Says one JSON line per event on stdout: loading, ready, draining, died. Exits 0 after a drain, 1 when it died.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import traceback
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc.aio
+import uvloop
+
+from sluice_engine.leader import Leader
+from sluice_engine.processes import die_with_parent
+from sluice_engine.rank import LoadProgress, RankMessage
+from sluice_engine.rank_server import RankServer
+from sluice_engine.server import start_engine_server
+from sluice_engine.spec import EngineSpec, load_spec, resolve
+from sluice_protocol.generate import EngineHello, Role
+
+if TYPE_CHECKING:
+    from sluice_engine.transport import Transport
+
+DRAIN_S = 20.0
+
+
+def say(event: str, **fields: object) -> None:
+    print(json.dumps({"event": event, **fields}), flush=True)
+
+
+class LeaderProcess:
+    def __init__(self, spec: EngineSpec, memory_fd: int) -> None:
+        self.spec = spec
+        self._memory_fd = memory_fd
+        self.resolved = resolve(spec)
+        self.start_id = uuid.uuid4().hex[:12]
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.leader = Leader(spec, self.resolved, self.start_id, on_death=self.die)
+        self.ranks = RankServer(1, self.leader.on_result, self.die, self._progress)
+        self.transport: Transport | None = None
+        self._servers: list[grpc.aio.Server] = []
+
+    async def run(self) -> int:
+        """Until drained or dead: the exit status."""
+        loop = asyncio.get_running_loop()
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(sig, self._drain)
+        starting = loop.create_task(self._start())
+        starting.add_done_callback(self._started)
+        status = await self._ended
+        starting.cancel()
+        return status
+
+    async def _start(self) -> None:
+        spec, leader = self.spec, self.leader
+        await self.ranks.start(spec.socket_path)
+        say("listening", socket=spec.socket_path)
+        if spec.has_transport:
+            from sluice_engine.transport import Transport
+
+            self.transport = Transport(
+                spec, self.resolved, leader, self.start_id, self._memory_fd, self.die, _want_fence
+            )
+            await self.transport.start()
+        await self.ranks.wait_ready()
+        leader.ranks.extend(self.ranks.links)
+        server, address = await start_engine_server(leader, self._hello, spec.host, spec.key)
+        self._servers.append(server)
+        say(
+            "ready",
+            role=spec.role.value,
+            address=address,
+            source_address=self.transport.source_address if self.transport else "",
+            pid=os.getpid(),
+            ranks=self.ranks.pids,
+            transport=self.transport.describe() if self.transport else {},
+            limits={"pages": self.resolved.pools.pages, "page_tokens": self.resolved.limits.page_tokens},
+        )
+
+    def _started(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.die(error if isinstance(error, Exception) else RuntimeError(str(error)))
+
+    def _hello(self) -> EngineHello:
+        transport = self.transport
+        return EngineHello(
+            role=Role(self.spec.role),
+            fingerprint=self.resolved.fingerprint,
+            incarnation=self.start_id,
+            max_context_tokens=self.resolved.limits.max_context_tokens,
+            page_tokens=self.resolved.limits.page_tokens,
+            source_address=transport.source_address if transport else "",
+            pid=os.getpid(),
+            vocab_size=self.resolved.limits.vocab_size,
+        )
+
+    def _progress(self, message: RankMessage) -> None:
+        if isinstance(message, LoadProgress):
+            say("loading", rank=message.rank, loaded=message.loaded, total=message.total)
+
+    def die(self, error: Exception) -> None:
+        if not self._ended.done():
+            say("died", reason=getattr(error, "reason", type(error).__name__), detail=str(error))
+            traceback.print_exception(error, file=sys.stderr)
+            self._ended.set_result(1)
+
+    def _drain(self) -> None:
+        """Refuse new work, finish what runs within DRAIN_S, exit when empty."""
+        if self.leader.draining:
+            return
+        self.leader.draining = True
+        say("draining", sequences=len(self.leader.state.sequences))
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + DRAIN_S
+
+        def check() -> None:
+            if self._ended.done():
+                return
+            if self.leader.is_empty or loop.time() > deadline:
+                self._ended.set_result(0)
+            else:
+                loop.call_later(0.02, check)
+
+        check()
+
+
+def _want_fence(why: str) -> None:
+    """The supervisor kills the sidecar: after its death nothing can land."""
+    say("fence-wanted", detail=why)
+
+
+async def _amain(spec: EngineSpec, memory_fd: int) -> int:
+    return await LeaderProcess(spec, memory_fd).run()
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m sluice_engine.leader_main")
+    parser.add_argument("--spec", type=Path, required=True)
+    parser.add_argument("--memory-fd", type=int, required=True, help="the pools; mapped for the byte stream only")
+    parser.add_argument("--parent", type=int, required=True)
+    args = parser.parse_args(argv)
+    die_with_parent(args.parent)
+    status = uvloop.run(_amain(load_spec(args.spec), args.memory_fd))
+    # Streams that are still open end with the process; nothing of it is waited for.
+    sys.stdout.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

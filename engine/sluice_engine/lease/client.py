@@ -1,0 +1,304 @@
+"""The reader's end of every lease, on the lease thread's loop: opens, hears grants, says Pulled, commits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from sluice_engine.grpc_options import KEY_HEADER, OPTIONS
+from sluice_engine.lease.thread import LeaseThread
+from sluice_engine.rooms import LEASE_TTL_MS
+from sluice_protocol.codec import (
+    MalformedMessage,
+    decode_source_hello,
+    decode_source_message,
+    encode_reader_message,
+)
+from sluice_protocol.fingerprint import Fingerprint
+from sluice_protocol.generate import SCHEMA_VERSION, Refused
+from sluice_protocol.lease import Lease, LeaseEffect, LeaseEvent, LeaseProtocolError, LeaseRole
+from sluice_protocol.source import (
+    Complete,
+    Fetch,
+    FirstToken,
+    Granted,
+    GrantedRecord,
+    LeaseAdmitted,
+    Open,
+    Pulled,
+    RecordBytes,
+    Released,
+    SourceHello,
+    SourceMessage,
+    WantPrefill,
+)
+from sluice_protocol.v1 import source_pb2, source_pb2_grpc
+
+HELLO_TIMEOUT_S = 10.0
+
+
+class BadSource(Exception):
+    """The source at this address cannot be read from: `reason` and what differs."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(slots=True)
+class _Peer:
+    channel: grpc.aio.Channel
+    stub: Any
+    hello: asyncio.Task[SourceHello]
+
+
+def event_of(message: SourceMessage) -> LeaseEvent:
+    match message:
+        case LeaseAdmitted():
+            return LeaseEvent.ADMITTED
+        case Refused():
+            return LeaseEvent.REFUSED
+        case Granted():
+            return LeaseEvent.GRANTED
+        case FirstToken():
+            return LeaseEvent.FIRST_TOKEN_ENDS if message.ends else LeaseEvent.FIRST_TOKEN
+        case Complete():
+            return LeaseEvent.COMPLETE
+        case Released():
+            return LeaseEvent.RELEASED
+        case RecordBytes():
+            return LeaseEvent.BYTES
+
+
+class LeaseClient:
+    """`LeasePort` for the leader: every public method may be called from its loop. One Hello per source and life."""
+
+    def __init__(
+        self,
+        thread: LeaseThread,
+        fingerprint: Fingerprint,
+        key: str,
+        attach: Callable[[SourceHello], None],
+        feed: Callable[[str, RecordBytes], None] | None = None,
+    ) -> None:
+        """`attach` (on the leader's loop) shows the transport a new source; `feed` takes bytes of the stream
+        transport."""
+        self.thread = thread
+        self.fingerprint = fingerprint
+        self.metadata = ((KEY_HEADER, key),)
+        self.attach = attach
+        self.feed = feed
+        self._peers: dict[str, _Peer] = {}
+        self._rooms: dict[int, _ReaderLease] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- LeasePort -------------------------------------------------------------------------------------------------
+
+    def open_reader(self, sequence: int, lease_id: str, address: str, want: WantPrefill, have_prefix: int) -> None:
+        self.thread.call(self._open, sequence, lease_id, address, want, have_prefix)
+
+    def reader_event(self, sequence: int, event: LeaseEvent) -> None:
+        self.thread.call(self._post, sequence, event)
+
+    def fetch(self, sequence: int, fetch: Fetch) -> None:
+        """Stream transport: ask for bytes on the lease itself."""
+        self.thread.call(self._fetch, sequence, fetch)
+
+    # -- on the lease loop -----------------------------------------------------------------------------------------
+
+    def _open(self, sequence: int, lease_id: str, address: str, want: WantPrefill, have_prefix: int) -> None:
+        room = _ReaderLease(self, sequence, lease_id, address, want, have_prefix)
+        self._rooms[sequence] = room
+        task = asyncio.get_running_loop().create_task(room.run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _post(self, sequence: int, event: LeaseEvent) -> None:
+        room = self._rooms.get(sequence)
+        if room is not None:
+            room.events.put_nowait((event, None))
+
+    def _fetch(self, sequence: int, fetch: Fetch) -> None:
+        room = self._rooms.get(sequence)
+        if room is not None:
+            room.fetches.put_nowait(fetch)
+
+    def forget(self, sequence: int) -> None:
+        self._rooms.pop(sequence, None)
+
+    async def peer(self, address: str) -> tuple[Any, SourceHello]:
+        """(stub, Hello) of the source at `address`. Raises BadSource, or AioRpcError when nobody is there."""
+        peer = self._peers.get(address)
+        if peer is None or (peer.hello.done() and (peer.hello.cancelled() or peer.hello.exception() is not None)):
+            if peer is not None:
+                await self.drop_peer(address)
+            channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+            stub = source_pb2_grpc.SourceStub(channel)
+            peer = _Peer(channel, stub, asyncio.get_running_loop().create_task(self._hello(stub)))
+            self._peers[address] = peer
+        return peer.stub, await asyncio.shield(peer.hello)
+
+    async def drop_peer(self, address: str) -> None:
+        """Whoever answers there next says Hello first."""
+        peer = self._peers.pop(address, None)
+        if peer is not None:
+            peer.hello.cancel()
+            await peer.channel.close(None)
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        for address in list(self._peers):
+            await self.drop_peer(address)
+
+    async def _hello(self, stub: Any) -> SourceHello:
+        request = source_pb2.SourceHelloRequest(schema_version=SCHEMA_VERSION, fingerprint=self.fingerprint.as_dict())
+        hello = decode_source_hello(await stub.Hello(request, metadata=self.metadata, timeout=HELLO_TIMEOUT_S))
+        names = hello.fingerprint.differences(self.fingerprint)
+        if names:
+            raise BadSource("FingerprintMismatch", f"source and reader differ in {', '.join(names)}")
+        self.thread.tell_leader(self.attach, hello)
+        return hello
+
+
+class _ReaderLease:
+    """Drives one lease from its Open to its end."""
+
+    def __init__(
+        self, client: LeaseClient, sequence: int, lease_id: str, address: str, want: WantPrefill, have_prefix: int
+    ) -> None:
+        self._client = client
+        self._sequence = sequence
+        self._lease_id = lease_id
+        self._address = address
+        self._want = want
+        self._have_prefix = have_prefix
+        self._lease = Lease(LeaseRole.READER)
+        self.events: asyncio.Queue[tuple[LeaseEvent, Any]] = asyncio.Queue()
+        self.fetches: asyncio.Queue[Fetch] = asyncio.Queue()
+        self._granted: list[GrantedRecord] = []
+        self._hello: SourceHello | None = None
+        self._source_pid = 0
+        self._call: Any = None
+        self._why = ("LeaseEnded", "the source's stream ended")
+
+    async def run(self) -> None:
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            stub, self._hello = await self._client.peer(self._address)
+            self._call = stub.Lease(metadata=self._client.metadata)
+            await self._on(LeaseEvent.OPEN, None)
+            loop = asyncio.get_running_loop()
+            tasks = [loop.create_task(self._read()), loop.create_task(self._send_fetches())]
+            while not self._lease.ended:
+                await self._on(*await self.events.get())
+        except (grpc.aio.AioRpcError, BadSource) as error:
+            await self._lost(error)
+        finally:
+            for task in tasks:
+                task.cancel()
+            if self._call is not None:
+                self._call.cancel()
+            self._client.forget(self._sequence)
+            if not self._lease.ended:
+                self._tell("on_failed", *self._why)
+
+    async def _lost(self, error: Exception) -> None:
+        if isinstance(error, BadSource):
+            self._why = (error.reason, error.detail)
+        elif isinstance(error, grpc.aio.AioRpcError):
+            detail = f"{error.code().name}: {error.details()}"
+            mismatch = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+            self._why = ("FingerprintMismatch" if mismatch else "SourceLost", detail)
+        await self._client.drop_peer(self._address)
+
+    async def _read(self) -> None:
+        try:
+            while (message := await self._call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+                value = decode_source_message(message)
+                self.events.put_nowait((event_of(value), value))
+            code = await self._call.code()
+            if code is not grpc.StatusCode.OK:
+                self._why = ("SourceLost", f"{code.name}: {await self._call.details()}")
+        except MalformedMessage as error:
+            self._why = ("UnknownMessage", str(error))
+            self.events.put_nowait((LeaseEvent.UNKNOWN, None))
+            return
+        except grpc.aio.AioRpcError as error:
+            await self._lost(error)
+        self.events.put_nowait((LeaseEvent.STREAM_ENDED, None))
+
+    async def _send_fetches(self) -> None:
+        while True:
+            fetch = await self.fetches.get()
+            if not self._lease.ended:
+                await self._call.write(encode_reader_message(fetch))
+
+    async def _on(self, event: LeaseEvent, payload: Any) -> None:
+        try:
+            effects = self._lease.on(event)
+        except LeaseProtocolError as error:
+            self._why = ("LeaseProtocolError", str(error))
+            effects = self._lease.on(LeaseEvent.UNKNOWN)
+        if event is LeaseEvent.REFUSED:
+            self._why = (payload.reason, payload.detail)
+            if payload.reason == "IncarnationChanged":
+                await self._client.drop_peer(self._address)
+        if event is LeaseEvent.ADMITTED:
+            self._source_pid = payload.pid
+        if event is LeaseEvent.COMPLETE:
+            self._tell("on_complete", payload)
+        for effect in effects:
+            await self._do(effect, payload)
+
+    async def _do(self, effect: LeaseEffect, payload: Any) -> None:
+        match effect:
+            case LeaseEffect.SEND_OPEN:
+                await self._send_open()
+            case LeaseEffect.SEND_PULLED:
+                await self._call.write(encode_reader_message(Pulled()))
+            case LeaseEffect.AUTHORISE_PULL:
+                assert self._hello is not None
+                self._granted.extend(payload.records)
+                self._tell("on_granted", self._hello.incarnation, payload.records)
+            case LeaseEffect.PUBLISH_TOKEN:
+                self._tell("on_first_token", payload, self._source_pid)
+            case LeaseEffect.FEED_BYTES:
+                if self._client.feed is not None:
+                    self._client.thread.tell_leader(self._client.feed, self._lease_id, payload)
+            case LeaseEffect.COMMIT:
+                self._commit(payload)
+            case LeaseEffect.FAIL_ROOM:
+                self._tell("on_failed", *self._why)
+            case LeaseEffect.COUNT_UNKNOWN:
+                self._client.thread.counters["unknown_messages"] += 1
+            case _:
+                pass  # STOP_PULLING is the leader's part of the first token; END_STREAM follows from `ended`
+
+    async def _send_open(self) -> None:
+        assert self._hello is not None
+        opened = Open(
+            self._lease_id,
+            self._hello.incarnation,
+            self._client.fingerprint,
+            self._want,
+            self._have_prefix,
+            LEASE_TTL_MS,
+        )
+        await self._call.write(encode_reader_message(opened))
+
+    def _commit(self, released: Released) -> None:
+        """Only what was still held after the last byte, in the very lives that were granted."""
+        if set(released.records) == {record.name for record in self._granted}:
+            self._tell("on_committed")
+        else:
+            self._tell("on_failed", "GenerationMismatch", "Released does not name what was granted")
+
+    def _tell(self, method: str, *args: object) -> None:
+        thread = self._client.thread
+        thread.tell_leader(getattr(thread.rooms, method), self._sequence, *args)

@@ -1,0 +1,198 @@
+"""`sluice.v1.Source`: the source's end of every lease, on the lease thread's loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from sluice_engine.lease.thread import LeaseThread
+from sluice_engine.server import build_server
+from sluice_protocol.codec import MalformedMessage, decode_reader_message, encode_source_hello, encode_source_message
+from sluice_protocol.fingerprint import Fingerprint
+from sluice_protocol.generate import SCHEMA_VERSION, Refused
+from sluice_protocol.lease import Lease, LeaseEffect, LeaseEvent, LeaseProtocolError, LeaseRole
+from sluice_protocol.source import Fetch, GrantedRecord, Open, Pulled, RecordBytes, RecordName, Released, SourceHello
+from sluice_protocol.v1 import source_pb2, source_pb2_grpc
+
+Hello = Callable[[], SourceHello | None]
+ReadRecords = Callable[[tuple[RecordName, ...]], AsyncIterator[RecordBytes]]
+
+_SENDS = frozenset(
+    {
+        LeaseEffect.SEND_ADMITTED,
+        LeaseEffect.SEND_REFUSED,
+        LeaseEffect.SEND_GRANTED,
+        LeaseEffect.SEND_FIRST_TOKEN,
+        LeaseEffect.SEND_COMPLETE,
+    }
+)
+
+
+class SourceService(source_pb2_grpc.SourceServicer):
+    """`hello` is asked anew each time: a fence changes the transport's part of it."""
+
+    def __init__(self, thread: LeaseThread, hello: Hello, read_records: ReadRecords) -> None:
+        self._thread = thread
+        self._hello = hello
+        self._read_records = read_records
+
+    async def Hello(self, request: source_pb2.SourceHelloRequest, context: Any) -> source_pb2.SourceHelloReply:
+        mine = await self._present(context)
+        if request.schema_version != SCHEMA_VERSION:
+            detail = f"schema_version is {request.schema_version}, this source speaks {SCHEMA_VERSION}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
+        refused = _compare(mine, Fingerprint.of(request.fingerprint))
+        if refused is not None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{refused.reason}: {refused.detail}")
+        return encode_source_hello(mine)
+
+    async def Lease(  # type: ignore[override]  # the coroutine form of a stream handler
+        self, request_iterator: object, context: Any
+    ) -> None:
+        hello = await self._present(context)
+        await _SourceLease(self._thread, hello, self._read_records, context).run()
+
+    async def _present(self, context: Any) -> SourceHello:
+        hello = self._hello()
+        if hello is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the transport is being started again")
+            raise AssertionError("abort returned")
+        return hello
+
+
+class SourceServer:
+    """The gRPC server of a source; lives on the lease loop from `start` to `stop`."""
+
+    def __init__(self, thread: LeaseThread, hello: Hello, read_records: ReadRecords) -> None:
+        self._service = SourceService(thread, hello, read_records)
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, host: str, key: str) -> str:
+        """The address: a port picked by the system."""
+        self._server = build_server(key)
+        source_pb2_grpc.add_SourceServicer_to_server(self._service, self._server)
+        port = self._server.add_insecure_port(f"{host}:0")
+        await self._server.start()
+        return f"{host}:{port}"
+
+
+def _compare(mine: SourceHello, fingerprint: Fingerprint) -> Refused | None:
+    names = mine.fingerprint.differences(fingerprint)
+    if not names:
+        return None
+    theirs, ours = fingerprint.as_dict(), mine.fingerprint.as_dict()
+    detail = "; ".join(f"{name}: {theirs.get(name)} there, {ours.get(name)} here" for name in names)
+    return Refused("FingerprintMismatch", detail)
+
+
+class _SourceLease:
+    """Drives one lease. All state is the lease loop's; `post` may be called from any thread."""
+
+    def __init__(self, thread: LeaseThread, hello: SourceHello, read_records: ReadRecords, context: Any) -> None:
+        self._thread = thread
+        self._hello = hello
+        self._read_records = read_records
+        self._context = context
+        self._lease = Lease(LeaseRole.SOURCE)
+        self._events: asyncio.Queue[tuple[LeaseEvent, Any]] = asyncio.Queue()
+        self._granted: list[GrantedRecord] = []
+        self._ttl: asyncio.TimerHandle | None = None
+
+    def post(self, event: LeaseEvent, message: object) -> None:
+        self._thread.call(self._events.put_nowait, (event, message))
+
+    async def run(self) -> None:
+        reading = asyncio.create_task(self._read())
+        self._thread.counters["source_leases_opened"] += 1
+        try:
+            while not self._lease.ended:
+                await self._on(*await self._events.get())
+        finally:
+            reading.cancel()
+            if self._ttl is not None:
+                self._ttl.cancel()
+            if not self._lease.ended:
+                for effect in self._lease.on(LeaseEvent.STREAM_ENDED):
+                    if effect is LeaseEffect.LEASE_ENDED:
+                        self._tell_ended()
+
+    async def _read(self) -> None:
+        """Messages to events, until the stream ends; a malformed one becomes UNKNOWN and ends it."""
+        while True:
+            message = await self._context.read()
+            if message is grpc.aio.EOF:  # type: ignore[attr-defined]
+                self._events.put_nowait((LeaseEvent.STREAM_ENDED, None))
+                return
+            try:
+                value = decode_reader_message(message)
+            except MalformedMessage as error:
+                self._events.put_nowait((LeaseEvent.UNKNOWN, error))
+                return
+            match value:
+                case Open():
+                    self._events.put_nowait((LeaseEvent.OPEN, value))
+                case Pulled():
+                    self._events.put_nowait((LeaseEvent.PULLED, value))
+                case Fetch():
+                    self._events.put_nowait((LeaseEvent.FETCH, value))
+
+    async def _on(self, event: LeaseEvent, payload: Any) -> None:
+        try:
+            effects = self._lease.on(event)
+        except LeaseProtocolError as error:
+            payload = error
+            effects = self._lease.on(LeaseEvent.UNKNOWN)
+            event = LeaseEvent.UNKNOWN
+        for effect in effects:
+            if effect is LeaseEffect.END_STREAM and event in (LeaseEvent.UNKNOWN, LeaseEvent.TTL):
+                continue  # aborted below, after the rest
+            await self._do(effect, payload)
+        if event is LeaseEvent.UNKNOWN:
+            await self._context.abort(grpc.StatusCode.UNIMPLEMENTED, f"lease: {payload}")
+        if event is LeaseEvent.TTL:
+            await self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "lease: its ttl ran out")
+
+    async def _do(self, effect: LeaseEffect, payload: Any) -> None:
+        if effect in _SENDS:
+            if effect is LeaseEffect.SEND_GRANTED:
+                self._granted.extend(payload.records)
+            await self._context.write(encode_source_message(payload))
+        elif effect is LeaseEffect.DECIDE:
+            self._decide(payload)
+        elif effect is LeaseEffect.SEND_RELEASED:
+            names = tuple(record.name for record in self._granted)
+            await self._context.write(encode_source_message(Released(names)))
+        elif effect is LeaseEffect.SEND_BYTES:
+            await self._send_bytes(payload)
+        elif effect is LeaseEffect.LEASE_ENDED:
+            self._tell_ended()
+        elif effect is LeaseEffect.COUNT_UNKNOWN:
+            self._thread.counters["unknown_messages"] += 1
+
+    def _decide(self, opened: Open) -> None:
+        refused = _compare(self._hello, opened.fingerprint)
+        if refused is None and opened.incarnation != self._hello.incarnation:
+            refused = Refused(
+                "IncarnationChanged", f"{opened.incarnation} is gone, {self._hello.incarnation} is here: say Hello", 1
+            )
+        if refused is not None:
+            self._events.put_nowait((LeaseEvent.REFUSED, refused))
+            return
+        loop = asyncio.get_running_loop()
+        self._ttl = loop.call_later(opened.ttl_ms / 1e3, self._events.put_nowait, (LeaseEvent.TTL, None))
+        self._thread.tell_leader(self._thread.rooms.open_source, opened, self)
+
+    async def _send_bytes(self, fetch: Fetch) -> None:
+        granted = {record.name for record in self._granted}
+        if not granted.issuperset(fetch.records):
+            self._events.put_nowait((LeaseEvent.UNKNOWN, "Fetch of what was not granted"))
+            return
+        async for data in self._read_records(fetch.records):
+            await self._context.write(encode_source_message(data))
+
+    def _tell_ended(self) -> None:
+        self._thread.tell_leader(self._thread.rooms.lease_ended, self)

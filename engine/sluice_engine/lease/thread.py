@@ -1,0 +1,69 @@
+"""The lease thread (the field reports' bootstrap thread): a loop of its own, so that a commit never waits for a step.
+
+Input can only end its own stream. If the loop itself ends, that is `LeaseThreadDead`: the process exits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from sluice_engine.errors import EngineError
+from sluice_engine.rooms import Rooms
+
+TICK_S = 0.5
+
+
+class LeaseThreadDead(EngineError):
+    """The loop that reads every lease stream has ended. Evidence, exit, restart of the service."""
+
+
+class LeaseThread:
+    """Owns the loop. `counters` are written by it alone."""
+
+    def __init__(self, rooms: Rooms, leader_loop: asyncio.AbstractEventLoop, on_death: Callable[[Exception], None]):
+        self.rooms = rooms
+        self.counters: Counter[str] = Counter()
+        self.last_tick = time.monotonic()
+        self._leader_loop = leader_loop
+        self._on_death = on_death
+        self._loop = asyncio.new_event_loop()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def call(self, function: Callable[..., object], *args: object) -> None:
+        """From any thread: run `function` on the lease loop, in order of the calls."""
+        self._loop.call_soon_threadsafe(function, *args)
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """From the leader's thread, at start and end only: run to its result on the lease loop."""
+        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
+    def tell_leader(self, function: Callable[..., object], *args: object) -> None:
+        """From the lease loop: run `function` on the leader's loop, in order of the calls."""
+        self._leader_loop.call_soon_threadsafe(function, *args)
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.call_soon(self._tick)
+        try:
+            self._loop.run_forever()
+        finally:
+            if not self._stopping:
+                self._leader_loop.call_soon_threadsafe(self._on_death, LeaseThreadDead("the lease loop ended"))
+
+    def _tick(self) -> None:
+        self.last_tick = time.monotonic()
+        self._loop.call_later(TICK_S, self._tick)

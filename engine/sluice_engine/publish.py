@@ -1,0 +1,89 @@
+"""From results of steps to tokens of streams: what a client sees, and where its stream ends. No I/O.
+
+The scheduler learns of a stop token one plan later; whatever a row chose after it is dropped here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sluice_engine.sequence import SequenceSpec
+from sluice_engine.step import StepResult
+from sluice_protocol.generate import EndReason, TokenBatch
+from sluice_protocol.sampling import TokenLogprobs
+
+
+@dataclass(slots=True)
+class Stream:
+    """One Generate call: `number` names it in token batches, `sent` counts its tokens there."""
+
+    number: int
+    gateway_id: str
+    spec: SequenceSpec
+    sent: int = 0
+    end: EndReason | None = None
+
+    def take(self, token: int) -> bool:
+        """Whether the client gets this token; moves `sent` and `end`."""
+        if self.end is not None:
+            return False
+        self.sent += 1
+        if token in self.spec.sampling.stop_token_ids:
+            self.end = EndReason.STOP
+        elif self.sent >= self.spec.outputs_left:
+            self.end = EndReason.LENGTH
+        return True
+
+
+@dataclass(slots=True)
+class _Builder:
+    streams: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[tuple[int, TokenLogprobs]] = field(default_factory=list)
+
+    def add(self, number: int, tokens: Iterable[tuple[int, TokenLogprobs | None]]) -> None:
+        count = 0
+        for token, logprobs in tokens:
+            if logprobs is not None:
+                self.logprobs.append((len(self.tokens), logprobs))
+            self.tokens.append(token)
+            count += 1
+        if count:
+            self.streams.append(number)
+            self.counts.append(count)
+
+    def build(self, step: int) -> TokenBatch:
+        return TokenBatch(step, tuple(self.streams), tuple(self.counts), tuple(self.tokens), tuple(self.logprobs))
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """`batches`: gateway -> tokens of this step. `ended`: streams whose last token is among them."""
+
+    batches: Mapping[str, TokenBatch]
+    ended: tuple[Stream, ...]
+
+
+def publish_step(streams: Mapping[int, Stream], rows: Mapping[int, int], result: StepResult) -> Published:
+    """`streams`: by sequence; `rows`: row -> sequence, as the step was planned. Rows without a stream are skipped."""
+    builders: dict[str, _Builder] = {}
+    ended: list[Stream] = []
+    for sampled in result.sampled:
+        stream = streams.get(rows[sampled.row])
+        if stream is None or stream.end is not None:
+            continue
+        logprobs = sampled.logprobs or (None,) * len(sampled.tokens)
+        taken = [pair for pair in zip(sampled.tokens, logprobs, strict=True) if stream.take(pair[0])]
+        builders.setdefault(stream.gateway_id, _Builder()).add(stream.number, taken)
+        if stream.end is not None:
+            ended.append(stream)
+    return Published({gateway: builder.build(result.number) for gateway, builder in builders.items()}, tuple(ended))
+
+
+def publish_token(stream: Stream, token: int, logprobs: TokenLogprobs | None) -> Published:
+    """A single token that came another way: the first one of a room."""
+    builder = _Builder()
+    builder.add(stream.number, [(token, logprobs)] if stream.take(token) else [])
+    return Published({stream.gateway_id: builder.build(0)}, (stream,) if stream.end is not None else ())

@@ -1,0 +1,119 @@
+"""A rank: executes the step records that its leader sends, reports facts, decides nothing.
+
+`main` runs in a process of its own, started by exec (scripted model) or forked from a zygote that has torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from sluice_engine import wire
+from sluice_engine.executor import Executor
+from sluice_engine.mirror import RecordMirror
+from sluice_engine.pool import Pools, map_pools
+from sluice_engine.processes import die_with_parent
+from sluice_engine.scripted import Script, ScriptedModel
+from sluice_engine.spec import EngineSpec, ResolvedEngine, load_spec, resolve
+from sluice_engine.step import BatchModel, StepDivergence, StepResult
+
+
+class RankHello(msgspec.Struct, frozen=True, tag=True):
+    rank: int
+    pid: int
+
+
+class LoadProgress(msgspec.Struct, frozen=True, tag=True):
+    """Bytes of weights."""
+
+    rank: int
+    loaded: int
+    total: int
+
+
+class RankReady(msgspec.Struct, frozen=True, tag=True):
+    rank: int
+
+
+class RankFailed(msgspec.Struct, frozen=True, tag=True):
+    """The rank's last words."""
+
+    rank: int
+    reason: str
+    detail: str
+
+
+class StepExecuted(msgspec.Struct, frozen=True, tag=True):
+    result: StepResult
+
+
+RankMessage = RankHello | LoadProgress | RankReady | RankFailed | StepExecuted
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[RankMessage] = msgspec.msgpack.Decoder(RankMessage)
+
+
+def encode_rank_message(message: RankMessage) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode_rank_message(frame: bytes) -> RankMessage:
+    return _decoder.decode(frame)
+
+
+def build_model(
+    spec: EngineSpec, resolved: ResolvedEngine, pools: Pools, mirror: RecordMirror, progress: Callable[[int, int], None]
+) -> BatchModel:
+    if spec.scripted is not None:
+        script = Script(token_cost_us=spec.scripted.token_cost_us, step_cost_us=spec.scripted.step_cost_us)
+        return ScriptedModel(script, pools, mirror)
+    from sluice_engine.runner import build_runner  # torch only where a real model runs
+
+    return build_runner(Path(spec.model), resolved.layouts, pools, mirror, threads=spec.threads, progress=progress)
+
+
+def serve(spec: EngineSpec, rank: int, memory_fd: int) -> None:
+    """Until the leader is gone. A step that cannot be executed is reported, and ends this process."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(spec.socket_path)
+
+    def say(message: RankMessage) -> None:
+        wire.send_frame(sock, encode_rank_message(message))
+
+    say(RankHello(rank, os.getpid()))
+    try:
+        resolved = resolve(spec)
+        pools, mirror = map_pools(memory_fd, resolved.layouts, resolved.pools), RecordMirror(resolved.pools)
+        model = build_model(spec, resolved, pools, mirror, lambda loaded, total: say(LoadProgress(rank, loaded, total)))
+        executor = Executor(rank, pools, mirror, model)
+        say(RankReady(rank))
+        while (frame := wire.receive_frame(sock)) is not None:
+            say(StepExecuted(executor.execute_frame(frame)))
+    except (BrokenPipeError, ConnectionResetError):
+        return  # the leader is gone
+    except Exception as error:
+        reason = "StepDivergence" if isinstance(error, StepDivergence) else type(error).__name__
+        say(RankFailed(rank, reason, str(error)))
+        traceback.print_exc()
+        raise SystemExit(1) from error
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m sluice_engine.rank")
+    parser.add_argument("--spec", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--memory-fd", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    args = parser.parse_args(argv)
+    die_with_parent(args.parent)
+    serve(load_spec(args.spec), args.rank, args.memory_fd)
+
+
+if __name__ == "__main__":
+    main()

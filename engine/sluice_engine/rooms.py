@@ -1,0 +1,337 @@
+"""Rooms on the leader's side: what is granted to readers, what is pulled from sources. No I/O of its own.
+
+The lease thread owns the lease tables and the streams; it is reached through `LeasePort`, the transport through
+`TransferPort`. Everything here runs on the leader's loop.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from sluice_engine.schedule import Plan
+from sluice_engine.sequence import (
+    Aborted,
+    EndCause,
+    Grant,
+    LeaseEnded,
+    Mode,
+    PullCommitted,
+    PullGranted,
+    PullsTerminal,
+    SequenceSpec,
+)
+from sluice_engine.step import PullSet, RecordRef, StepResult
+from sluice_protocol.generate import EndReason, Refused, Route
+from sluice_protocol.lease import LeaseEvent
+from sluice_protocol.source import (
+    Complete,
+    FirstToken,
+    Granted,
+    GrantedRecord,
+    LeaseAdmitted,
+    Open,
+    SourceHello,
+    SourceMessage,
+    WantPrefill,
+)
+from sluice_records import RecordKind
+
+if TYPE_CHECKING:
+    from sluice_engine.leader import Leader
+
+# A room that makes no end in this time is given up; the gateway's own deadline is usually shorter.
+LEASE_TTL_MS = 300_000
+
+
+class SourceLeasePort(Protocol):
+    """One lease at its source, owned by the lease thread."""
+
+    def post(self, event: LeaseEvent, message: SourceMessage | None) -> None:
+        """From any thread: a local fact, with the message that goes with it."""
+        ...
+
+
+class LeasePort(Protocol):
+    """The lease thread's reader half. Every call is safe from the leader's loop and returns at once."""
+
+    def open_reader(self, sequence: int, lease_id: str, address: str, want: WantPrefill, have_prefix: int) -> None: ...
+
+    def reader_event(self, sequence: int, event: LeaseEvent) -> None: ...
+
+
+class TransferPort(Protocol):
+    """The transport, as `sluice_engine.transfer.link` implements it. Events come back to `Rooms.on_*`."""
+
+    def attach(self, peer: SourceHello) -> None: ...
+
+    def pull(self, pulls: PullSet) -> None: ...
+
+    def stop(self, lease_id: str) -> None: ...
+
+    def forget(self, lease_id: str) -> None: ...
+
+    def stream_ended(self, lease_id: str) -> None:
+        """No bytes come on the lease any more; of interest to the byte stream only."""
+        ...
+
+
+@dataclass(slots=True)
+class SourceRoom:
+    spec: SequenceSpec
+    port: SourceLeasePort
+    granted: int = 0
+    granted_bytes: int = 0
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class ReaderRoom:
+    sequence: int
+    lease_id: str
+    posted: bool = False  # some pull went to the transport
+    stopped: bool = False
+    committed: bool = False
+    first_token: int = -1
+    total: int | None = None  # records, as Complete says
+    done: int = 0
+    done_bytes: int = 0
+    source_pid: int = 0
+    chunks: int = 0
+
+
+class Rooms:
+    """Both halves: an engine in role prefill has source rooms, one in role decode reader rooms."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+        self.pid = os.getpid()
+        self.leases: LeasePort | None = None
+        self.transfer: TransferPort | None = None
+        self.transport_name = leader.spec.transport
+        self.sources: dict[int, SourceRoom] = {}
+        self.readers: dict[int, ReaderRoom] = {}
+        self._by_lease: dict[str, ReaderRoom] = {}
+        self._closed: dict[RecordRef, tuple[bytes, int]] = {}  # identity, digest
+        self._closing: dict[RecordRef, bytes] = {}
+
+    # -- with every step -------------------------------------------------------------------------------------------
+
+    def on_plan(self, planned: Plan) -> None:
+        """Before the step record goes out; its pull sets go to the transport with it."""
+        for ref in planned.record.released:
+            self._closed.pop(ref, None)
+        for close in planned.record.closed:
+            self._closing[close.ref] = close.identity
+        for sequence, have_prefix in planned.rooms:
+            self._open(sequence, have_prefix)
+        for sequence in planned.cancelled:
+            self.cancel(sequence)
+        for pulls in planned.record.pulls:
+            room = self._by_lease.get(pulls.lease_id)
+            if room is not None and not room.stopped and self.transfer is not None:
+                room.posted = True
+                self.transfer.pull(pulls)
+
+    def on_result(self, planned: Plan, result: StepResult) -> None:
+        for entry in result.digests:
+            self._closed[entry.ref] = (self._closing.pop(entry.ref), entry.digest)
+        if not self.sources:
+            return
+        for sampled in result.sampled:
+            room = self.sources.get(planned.rows[sampled.row])
+            if room is not None and not room.ended:
+                self._first_token(room, sampled.tokens[0], sampled.logprobs[0] if sampled.logprobs else None)
+        for grant in planned.grants:
+            room = self.sources.get(grant.id)
+            if room is not None and not room.ended:
+                self._grant(room, grant)
+
+    # -- source ----------------------------------------------------------------------------------------------------
+
+    def open_source(self, opened: Open, port: SourceLeasePort) -> None:
+        """The lease thread asks: may this room begin?"""
+        leader = self._leader
+        spec = SequenceSpec(
+            leader.next_sequence,
+            Mode.SOURCE,
+            opened.want.prompt_ids,
+            opened.want.output_ids,
+            opened.want.sampling,
+            opened.have_prefix,
+        )
+        refused = leader.admit(spec)
+        if refused is not None:
+            port.post(LeaseEvent.REFUSED, refused)
+            return
+        self.sources[spec.id] = SourceRoom(spec, port)
+        port.post(LeaseEvent.ADMITTED, LeaseAdmitted(self.pid))
+
+    def lease_ended(self, port: SourceLeasePort) -> None:
+        """The reader's hold is gone, however it went."""
+        for sequence, room in self.sources.items():
+            if room.port is port:
+                room.ended = True
+                del self.sources[sequence]
+                self._leader.tell(LeaseEnded(sequence))
+                return
+
+    def end_all_sources(self) -> None:
+        """A new incarnation: nothing that was granted can be read any more."""
+        for room in self.sources.values():
+            room.port.post(LeaseEvent.CANCEL, None)
+
+    def _first_token(self, room: SourceRoom, token: int, logprobs: object) -> None:
+        sequence = self._leader.state.sequences[room.spec.id]
+        ends = token in room.spec.sampling.stop_token_ids or room.spec.outputs_left == 1
+        room.ended = ends
+        message = FirstToken(token, logprobs, sequence.cached_tokens, sequence.chunks, ends)  # type: ignore[arg-type]
+        room.port.post(LeaseEvent.FIRST_TOKEN_ENDS if ends else LeaseEvent.FIRST_TOKEN, message)
+
+    def _grant(self, room: SourceRoom, grant: Grant) -> None:
+        records = []
+        for index, ref, valid in grant.records:
+            identity, digest = self._closed[ref]
+            records.append(GrantedRecord(ref.kind.value, ref.record, ref.generation, identity, digest, valid, index))
+            room.granted_bytes += self._leader.resolved.layouts[ref.kind].record_bytes
+        room.granted += len(records)
+        room.port.post(LeaseEvent.GRANTED, Granted(tuple(records)))
+        if grant.final:
+            total = Complete(room.granted, room.granted_bytes, len(room.spec.tokens))
+            room.port.post(LeaseEvent.COMPLETE, total)
+
+    # -- reader ----------------------------------------------------------------------------------------------------
+
+    def _open(self, sequence: int, have_prefix: int) -> None:
+        generation = self._leader.generations.get(sequence)
+        room = ReaderRoom(sequence, uuid.uuid4().hex)
+        self.readers[sequence] = self._by_lease[room.lease_id] = room
+        if generation is None or self.leases is None:  # abandoned before its turn came
+            self.cancel(sequence)
+            return
+        spec = generation.stream.spec
+        generation.cached_tokens = have_prefix * self._leader.resolved.limits.page_tokens
+        want = WantPrefill(spec.prompt, spec.outputs, spec.sampling)
+        self.leases.open_reader(sequence, room.lease_id, generation.source_address, want, have_prefix)
+
+    def on_granted(self, sequence: int, peer: str, records: tuple[GrantedRecord, ...]) -> None:
+        room = self.readers.get(sequence)
+        if room is not None and not room.stopped:
+            self._leader.tell(PullGranted(sequence, room.lease_id, peer, records))
+
+    def on_first_token(self, sequence: int, first: FirstToken, source_pid: int) -> None:
+        room, generation = self.readers.get(sequence), self._leader.generations.get(sequence)
+        if room is None or generation is None or room.stopped:
+            return
+        room.first_token, room.source_pid, room.chunks = first.token, source_pid, first.chunks
+        generation.cached_tokens = first.cached_tokens
+        self._note_route(room)
+        alive = self._leader.publish_first(sequence, first.token, first.logprobs)
+        if first.ends or not alive:
+            # The request ended with its first token: post no READ, commit nothing.
+            self._leader.tell(Aborted(sequence, EndCause.FINISHED))
+            self.cancel(sequence)
+
+    def on_complete(self, sequence: int, complete: Complete) -> None:
+        room = self.readers.get(sequence)
+        if room is not None:
+            room.total = complete.num_records
+            self._check_pulled(room)
+
+    def on_committed(self, sequence: int) -> None:
+        """Released came for all that was granted: the records are ours."""
+        room = self.readers.get(sequence)
+        if room is None or room.stopped:
+            return
+        room.committed = True
+        self._note_route(room)
+        self._leader.tell(PullCommitted(sequence, room.first_token))
+        self._forget(room)
+
+    def on_failed(self, sequence: int, reason: str, detail: str) -> None:
+        """The lease ended before its time: the request needs a new room, which is the gateway's to open."""
+        room = self.readers.get(sequence)
+        if room is None or room.stopped:
+            return
+        generation = self._leader.generations.get(sequence)
+        if generation is not None:
+            self._leader.end(generation, EndReason.FAILED, reason, detail)
+        self._leader.tell(Aborted(sequence, EndCause.FAILED))
+        self.cancel(sequence)
+
+    def cancel(self, sequence: int) -> None:
+        """No further READ is posted; the sequence's records go back when nothing can land any more. Idempotent."""
+        room = self.readers.get(sequence)
+        if room is None or room.stopped or room.committed:
+            return
+        room.stopped = True
+        if self.leases is not None:
+            self.leases.reader_event(sequence, LeaseEvent.CANCEL)
+        if room.posted and self.transfer is not None:
+            self.transfer.stop(room.lease_id)
+            self.transfer.stream_ended(room.lease_id)
+        else:
+            self._terminal(room, ())
+
+    # -- transport -------------------------------------------------------------------------------------------------
+
+    def on_records_done(self, lease_id: str, num_records: int, num_bytes: int) -> None:
+        """All records added so far are here and verified."""
+        room = self._by_lease.get(lease_id)
+        if room is not None:
+            room.done, room.done_bytes = num_records, num_bytes
+            self._check_pulled(room)
+
+    def on_pull_failed(self, lease_id: str, reason: str, detail: str) -> None:
+        room = self._by_lease.get(lease_id)
+        if room is not None:
+            self.on_failed(room.sequence, reason, detail)
+
+    def on_pulls_terminal(self, lease_id: str, stranded: tuple[tuple[RecordKind, int], ...]) -> None:
+        room = self._by_lease.get(lease_id)
+        if room is not None:
+            ledger = self._leader.state.ledger
+            self._terminal(room, tuple(ledger.ref(kind, record) for kind, record in stranded))
+
+    def on_transport_lost(self) -> None:
+        """The transport's process is dead: nothing can land any more, and whatever it was pulling has failed."""
+        for room in list(self.readers.values()):
+            self.on_failed(room.sequence, "TransportLost", "the transport sidecar of the decode engine died")
+        for room in list(self.readers.values()):
+            if room.stopped:
+                self._terminal(room, ())
+
+    def _check_pulled(self, room: ReaderRoom) -> None:
+        if room.total is not None and room.done == room.total and not room.stopped and self.leases is not None:
+            self.leases.reader_event(room.sequence, LeaseEvent.PULLS_DONE)
+            room.total = None  # said once
+
+    def _terminal(self, room: ReaderRoom, stranded: tuple[RecordRef, ...]) -> None:
+        self._leader.tell(PullsTerminal(room.sequence, stranded))
+        self._forget(room)
+
+    def _forget(self, room: ReaderRoom) -> None:
+        self.readers.pop(room.sequence, None)
+        self._by_lease.pop(room.lease_id, None)
+        if room.posted and self.transfer is not None:
+            self.transfer.forget(room.lease_id)
+
+    def _note_route(self, room: ReaderRoom) -> None:
+        generation = self._leader.generations.get(room.sequence)
+        if generation is not None:
+            generation.route = Route(
+                room.source_pid, self.pid, room.done, room.done_bytes, self.transport_name, room.chunks
+            )
+
+    def sequence_of(self, lease_id: str) -> int | None:
+        room = self._by_lease.get(lease_id)
+        return None if room is None else room.sequence
+
+    def summary(self) -> Mapping[str, int]:
+        return {"source": len(self.sources), "reader": len(self.readers)}
+
+
+__all__ = ["LeasePort", "Refused", "Rooms", "SourceLeasePort", "TransferPort"]

@@ -1,0 +1,134 @@
+"""`sluice.v1.Engine` on the leader's loop: Hello, Generate, Attach, Load."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from sluice_engine.grpc_options import KEY_HEADER, OPTIONS
+from sluice_engine.leader import Leader
+from sluice_protocol.codec import (
+    MalformedMessage,
+    decode_generate_request,
+    encode_engine_hello,
+    encode_generate_event,
+    encode_load,
+    encode_token_batch,
+)
+from sluice_protocol.generate import SCHEMA_VERSION, Admitted, EngineHello, Refused, TokenBatch
+from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc
+
+# Steps' worth of tokens that a gateway may be behind before its stream is ended.
+MAX_BEHIND = 4096
+
+
+class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Refuses callers without the run's key; compares in constant time."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key.encode()
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        told = dict(handler_call_details.invocation_metadata or ()).get(KEY_HEADER, "")
+        if hmac.compare_digest(told.encode() if isinstance(told, str) else bytes(told), self._key):
+            return await continuation(handler_call_details)
+        return grpc.stream_stream_rpc_method_handler(_refuse_key)
+
+
+async def _refuse_key(request_iterator: object, context: Any) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{KEY_HEADER} is missing or wrong")
+
+
+class TokenSink:
+    """Batches between the step loop, which never waits, and one gateway's Attach stream."""
+
+    def __init__(self) -> None:
+        self._batches: deque[TokenBatch] = deque()
+        self._ready = asyncio.Event()
+        self.overflowed = False
+
+    def put(self, batch: TokenBatch) -> None:
+        if len(self._batches) >= MAX_BEHIND:
+            self.overflowed = True
+        else:
+            self._batches.append(batch)
+        self._ready.set()
+
+    async def get(self) -> TokenBatch:
+        while not self._batches:
+            if self.overflowed:
+                raise OverflowError
+            self._ready.clear()
+            await self._ready.wait()
+        return self._batches.popleft()
+
+
+class EngineService(engine_pb2_grpc.EngineServicer):
+    def __init__(self, leader: Leader, hello: Callable[[], EngineHello]) -> None:
+        self._leader = leader
+        self._hello = hello
+
+    async def Hello(self, request: engine_pb2.EngineHelloRequest, context: Any) -> engine_pb2.EngineHelloReply:
+        if request.schema_version != SCHEMA_VERSION:
+            detail = f"schema_version is {request.schema_version}, this engine speaks {SCHEMA_VERSION}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
+        return encode_engine_hello(self._hello())
+
+    async def Load(self, request: engine_pb2.LoadRequest, context: Any) -> engine_pb2.LoadReply:
+        return encode_load(self._leader.load())
+
+    async def Generate(
+        self, request: engine_pb2.GenerateRequest, context: Any
+    ) -> AsyncIterator[engine_pb2.GenerateEvent]:
+        try:
+            value = decode_generate_request(request)
+        except MalformedMessage as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return
+        answer = self._leader.submit(value)
+        if isinstance(answer, Refused):
+            yield encode_generate_event(answer)
+            return
+        try:
+            yield encode_generate_event(Admitted(answer.stream.number))
+            yield encode_generate_event(await answer.ended)
+        finally:
+            self._leader.abandon(answer)
+
+    async def Attach(self, request: engine_pb2.AttachRequest, context: Any) -> AsyncIterator[engine_pb2.TokenBatch]:
+        sink = TokenSink()
+        self._leader.attach(request.gateway_id, sink.put)
+        try:
+            # An empty batch first: the gateway knows that its tokens have a way.
+            yield engine_pb2.TokenBatch()
+            while True:
+                yield encode_token_batch(await sink.get())
+        except OverflowError:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the gateway is {MAX_BEHIND} steps behind")
+        finally:
+            self._leader.detach(request.gateway_id, sink.put)
+
+
+def build_server(key: str) -> grpc.aio.Server:
+    return grpc.aio.server(interceptors=[KeyInterceptor(key)], options=OPTIONS)
+
+
+async def start_engine_server(
+    leader: Leader, hello: Callable[[], EngineHello], host: str, key: str
+) -> tuple[grpc.aio.Server, str]:
+    """(server, address): a port picked by the system."""
+    server = build_server(key)
+    engine_pb2_grpc.add_EngineServicer_to_server(EngineService(leader, hello), server)
+    port = server.add_insecure_port(f"{host}:0")
+    await server.start()
+    return server, f"{host}:{port}"

@@ -1,0 +1,177 @@
+"""What one engine is: a value written by whoever starts it, resolved into layouts, pools, limits and a fingerprint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from sluice_engine.errors import SpecError
+from sluice_engine.fingerprint import config_digest, revision_digest
+from sluice_engine.limits import Limits, SnapshotPolicy
+from sluice_engine.model.config import load_model_config
+from sluice_protocol.fingerprint import Fingerprint
+from sluice_protocol.generate import Role
+from sluice_records import (
+    BudgetError,
+    CacheGeometry,
+    CachePrecision,
+    GeometryError,
+    LayerKind,
+    Layouts,
+    Perturbation,
+    PoolPlan,
+    RecordKind,
+    build_layouts,
+    plan_pools,
+)
+
+# Changes whenever two engines of different builds would not compute the same bytes.
+ENGINE_PROTOCOL = "1"
+# One sliding, one CSA and one HCA layer: records with every kind of section.
+SCRIPTED_GEOMETRY = CacheGeometry((LayerKind.SLIDING, LayerKind.CSA, LayerKind.HCA), 32, 8, 16, 8, 4, 16)
+
+
+class ScriptedSpec(msgspec.Struct, frozen=True):
+    """The model without mathematics. `config`: a model's config.json whose record sizes to take; else tiny ones."""
+
+    vocab_size: int = 512
+    token_cost_us: float = 0.0
+    step_cost_us: float = 0.0
+    config: str = ""
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Zeros and empty strings mean: derived from the model.
+
+    `model`: a directory as Hugging Face lays it out. `memory_bytes`: of all pools. `transport`: nixl | stream.
+    `verify`: full | sample. `key`: shared by everything that one `sluice up` starts.
+    """
+
+    role: Role
+    name: str
+    run_dir: str
+    model: str = ""
+    scripted: ScriptedSpec | None = None
+    precision: str = ""
+    page_tokens: int = 0
+    chunk_tokens: int = 0
+    step_tokens: int = 0
+    max_running: int = 32
+    max_context_tokens: int = 0
+    memory_bytes: int = 0
+    snapshots: SnapshotPolicy = SnapshotPolicy.END_OF_PROMPT
+    snapshot_outputs: bool = False
+    transport: str = "nixl"
+    verify: str = "full"
+    host: str = "127.0.0.1"
+    key: str = ""
+    threads: int = 1
+    perturb: int | None = None
+
+    @property
+    def socket_path(self) -> str:
+        """Where ranks find the leader."""
+        return str(Path(self.run_dir) / "ranks.sock")
+
+    @property
+    def sidecar_path(self) -> str:
+        """Where the leader finds the transport sidecar."""
+        return str(Path(self.run_dir) / "transport.sock")
+
+    @property
+    def has_transport(self) -> bool:
+        return self.role is not Role.UNIFIED
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedEngine:
+    """What follows from a spec and the files it names."""
+
+    layouts: Layouts
+    pools: PoolPlan
+    limits: Limits
+    fingerprint: Fingerprint
+
+
+def load_spec(path: Path) -> EngineSpec:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=EngineSpec)
+    except (OSError, msgspec.DecodeError) as error:
+        raise SpecError(f"engine spec {path}: {error}") from error
+
+
+def resolve(spec: EngineSpec) -> ResolvedEngine:
+    """Raises SpecError (or the model's own error) that names the field and the remedy."""
+    geometry, vocab_size, max_context, facts = _read_model(spec)
+    page_tokens = spec.page_tokens or default_page_tokens(geometry)
+    try:
+        precision = CachePrecision.parse(spec.precision or facts["dtype"])
+        perturbation = None if spec.perturb is None else Perturbation(spec.perturb)
+        layouts = build_layouts(geometry, precision, page_tokens, perturbation=perturbation)
+    except (GeometryError, ValueError) as error:
+        raise SpecError(str(error)) from error
+    limits = _limits(spec, page_tokens, vocab_size, max_context)
+    try:
+        pools = _pools(spec, layouts, limits)
+    except BudgetError as error:
+        raise SpecError(str(error)) from error
+    for kind in RecordKind:
+        facts[f"layout.{kind.value}"] = layouts[kind].format_id
+    facts |= {"page_tokens": str(page_tokens), "engine_protocol": ENGINE_PROTOCOL, "precision": str(precision)}
+    return ResolvedEngine(layouts, pools, limits, Fingerprint.of(facts))
+
+
+def default_page_tokens(geometry: CacheGeometry) -> int:
+    """256 for the published rates; the smallest multiple from 16 on for tiny ones."""
+    least = 256 if geometry.page_multiple > 32 else 16
+    return -(-least // geometry.page_multiple) * geometry.page_multiple
+
+
+def _read_model(spec: EngineSpec) -> tuple[CacheGeometry, int, int, dict[str, str]]:
+    """(geometry, vocabulary size, longest context, facts for the fingerprint)."""
+    if spec.scripted is not None:
+        geometry = SCRIPTED_GEOMETRY
+        if spec.scripted.config:
+            geometry = load_model_config(Path(spec.scripted.config)).geometry()
+        revision = config_digest(msgspec.json.encode(spec.scripted))
+        return geometry, spec.scripted.vocab_size, 1 << 20, {"model": f"scripted:{revision}", "dtype": "fp32"}
+    if not spec.model:
+        raise SpecError("neither model nor scripted is set: name a model directory")
+    directory = Path(spec.model)
+    config = load_model_config(directory)
+    dtype = {"float32": "fp32", "bfloat16": "bf16"}.get(config.dtype)
+    if dtype is None:
+        raise SpecError(f"dtype {config.dtype!r} of {directory} has no record precision of its own: set precision")
+    facts = {"model": revision_digest(directory), "dtype": dtype}
+    return config.geometry(), config.vocab_size, config.max_position_embeddings, facts
+
+
+def _limits(spec: EngineSpec, page_tokens: int, vocab_size: int, max_context: int) -> Limits:
+    chunk = spec.chunk_tokens or 4 * page_tokens
+    longest = spec.max_context_tokens or min(max_context, 8192)
+    if longest > max_context:
+        raise SpecError(f"max_context_tokens is {longest}; the model's own limit is {max_context}")
+    try:
+        return Limits(
+            page_tokens=page_tokens,
+            chunk_tokens=chunk,
+            step_tokens=spec.step_tokens or 2 * chunk + spec.max_running,
+            max_running=spec.max_running,
+            max_context_tokens=longest,
+            vocab_size=vocab_size,
+            snapshots=SnapshotPolicy.NEVER if spec.role is Role.DECODE else spec.snapshots,
+            snapshot_outputs=spec.snapshot_outputs and spec.role is Role.UNIFIED,
+        )
+    except ValueError as error:
+        raise SpecError(str(error)) from error
+
+
+def _pools(spec: EngineSpec, layouts: Layouts, limits: Limits) -> PoolPlan:
+    """As many pages as the memory holds, and no more than all rows at full length could use."""
+    states, snapshots = spec.max_running, spec.max_running
+    most = PoolPlan(limits.pages_for(limits.max_context_tokens) * spec.max_running, states, snapshots)
+    memory = spec.memory_bytes or min(most.nbytes(layouts), 512 << 20)
+    plan = plan_pools(layouts, memory, states=states, snapshots=snapshots)
+    return PoolPlan(min(plan.pages, most.pages), states, snapshots)
