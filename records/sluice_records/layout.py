@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
-from sluice_records.formats import CachePrecision, Plane, PlaneFormat, index_planes, kv_planes
+from sluice_records.formats import CachePrecision, KvFormat, Plane, PlaneFormat, index_planes, kv_planes
 from sluice_records.geometry import CacheGeometry, GeometryError, LayerKind
 from sluice_records.trailer import TRAILER_BYTES
 
@@ -132,12 +132,14 @@ def build_layouts(
     stride_align: int = CPU_STRIDE_ALIGN,
     perturbation: Perturbation | None = None,
 ) -> Layouts:
-    """Raises GeometryError when `page_tokens` is no multiple of every compress rate of the model."""
+    """Raises GeometryError when `page_tokens` is no multiple of every compress rate, or a row has nothing to quantise."""
     if page_tokens <= 0 or page_tokens % geometry.page_multiple:
         raise GeometryError(
             f"page_tokens is {page_tokens}; it must be a positive multiple of {geometry.page_multiple},"
             f" the least common multiple of the compress rates {list(geometry.rates)}"
         )
+    if precision.kv is KvFormat.FP8 and geometry.rope_dim == geometry.head_dim:
+        raise GeometryError(f"rope_dim is all of head_dim {geometry.head_dim}: fp8 rows keep it in bf16; use kv bf16")
     wanted = {
         RecordKind.PAGE: list(_page_rows(geometry, precision, page_tokens)),
         RecordKind.STATE: list(_state_rows(geometry, precision)),

@@ -103,7 +103,7 @@ def test_fp8_blocks_use_the_least_scale_that_does_not_clip(values: list[float]) 
         assert largest <= 448 * 2.0 ** exponent.double()
         assert exponent == -126 or largest > 448 * 2.0 ** (exponent.double() - 1)
     again = decode_fp8(data, scales, x.shape[1])
-    assert torch.equal(encode_fp8(again, x.shape[1])[0], data) or (again.abs().max() < 1e-30)
+    assert torch.equal(decode_fp8(*encode_fp8(again, x.shape[1]), x.shape[1]), again)
 
 
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=2, max_size=80).filter(lambda v: len(v) % 2 == 0))
