@@ -32,6 +32,7 @@ from sluice_protocol.generate import Role
 # So many deaths of the sidecar within the window are a death of the service.
 SIDECAR_DEATHS, SIDECAR_WINDOW_S = 5, 60.0
 STOP_S = 25.0
+ZYGOTE_START_S = 120.0
 
 
 def say(event: str, **fields: object) -> None:
@@ -201,9 +202,8 @@ class Supervisor:
     async def _fork_rank(self, rank: int) -> int | None:
         path = self._zygote_path or await self._start_zygote()
         loop = asyncio.get_running_loop()
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock = await _connect_zygote(path)
         with sock:
-            sock.connect(path)
             request = json.dumps({"spec": str(self._spec_path), "rank": rank}).encode()
             socket.send_fds(sock, [request], [self._memory])
             sock.setblocking(False)
@@ -229,6 +229,19 @@ class Supervisor:
                 process.kill()
         for process in self._processes.values():
             await process.wait()
+
+
+async def _connect_zygote(path: str) -> socket.socket:
+    """A shared zygote may still be importing torch, or be started again. Raises TimeoutError."""
+    async with asyncio.timeout(ZYGOTE_START_S):
+        while True:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.connect(path)
+                return sock
+            except (FileNotFoundError, ConnectionRefusedError):
+                sock.close()
+                await asyncio.sleep(0.05)
 
 
 async def _events(process: asyncio.subprocess.Process) -> AsyncIterator[dict[str, object]]:

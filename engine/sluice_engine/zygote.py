@@ -32,6 +32,7 @@ class _Child:
 class Zygote:
     def __init__(self, path: str) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        Path(path).unlink(missing_ok=True)
         self._listener.bind(path)
         self._listener.listen()
         self._selector = selectors.DefaultSelector()
