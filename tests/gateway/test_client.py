@@ -12,7 +12,8 @@ import pytest
 from sluice_gateway.client import GrpcEngine
 from sluice_gateway.engine import EngineLost
 from sluice_gateway.fleet import Engine, Member
-from sluice_gateway.link import Link, Lost, Timings
+from sluice_gateway.link import Link, Timings
+from sluice_gateway.session import Lost
 from sluice_protocol import codec
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import (

@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as HuggingFace
+from tokenizers import decoders, models, pre_tokenizers
 
 from sluice_gateway.detokenize import Detokenizer, Pieces
+from sluice_gateway.messages import Message, Speaker
+from sluice_gateway.template import encode_chat
 from sluice_gateway.tokenizer import ByteTokenizer, FileTokenizer, TokenizerError, load_tokenizer
 
 
@@ -73,11 +76,30 @@ def test_control_tokens_are_silent_and_markers_are_not(v4: FileTokenizer) -> Non
     assert v4.token_bytes(5_000_000) == b""
 
 
-def test_eos_comes_from_every_config(v4_directory: Path, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_bytes((v4_directory / "tokenizer.json").read_bytes())
+def tiny_tokenizer() -> HuggingFace:
+    """Bytes only, and one marker."""
+    tokenizer = HuggingFace(models.BPE({char: i for i, char in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<｜end▁of▁sentence｜>"])
+    return tokenizer
+
+
+def test_eos_comes_from_every_config(tmp_path: Path) -> None:
+    tiny_tokenizer().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [8, 9]}')
-    assert load_tokenizer(str(tmp_path)).eos_ids == {1, 7, 8, 9}
+    assert load_tokenizer(str(tmp_path)).eos_ids == {256, 7, 8, 9}
+
+
+def test_a_small_vocabulary_without_the_chat_markers_still_carries_a_chat(tmp_path: Path) -> None:
+    tiny_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert dict(tokenizer.markers) == {"<｜end▁of▁sentence｜>": 256}
+    ids = encode_chat([Message(Speaker.USER, "hé")], False, tokenizer)
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == (
+        "<｜begin▁of▁sentence｜><｜User｜>hé<｜Assistant｜></think>"
+    )
 
 
 def test_a_directory_without_a_usable_tokenizer_is_refused_by_name(tmp_path: Path) -> None:

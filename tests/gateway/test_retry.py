@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_gateway.link import Lost
 from sluice_gateway.reasons import POLICIES, policy_of
 from sluice_gateway.retry import Again, Done, GiveUp, TryResult, judge
+from sluice_gateway.session import Lost
 from sluice_protocol.generate import Ended, EndReason, Refused
 
 LOST = Lost("EngineLost", "gone")

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from sluice_gateway.counters import Counters
 from sluice_gateway.dispatch import Dispatcher, Placement, Ticket
-from sluice_gateway.link import TryResult
 from sluice_gateway.queue import Waiting
 from sluice_gateway.retry import Done, GiveUp, judge
 from sluice_gateway.route import Wanted
+from sluice_gateway.session import TryResult
 from sluice_gateway.track import Track
 from sluice_protocol.generate import Ended, GenerateRequest, Route
 from sluice_protocol.sampling import Sampling

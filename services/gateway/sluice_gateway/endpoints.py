@@ -15,7 +15,8 @@ from sluice_gateway.bodies import read_json
 from sluice_gateway.dispatch import Clock
 from sluice_gateway.errors import invalid, model_not_found
 from sluice_gateway.frames import ChatFrames, CompletionFrames, Frames, Identity
-from sluice_gateway.gateway import Gateway, Job, route_report, usage
+from sluice_gateway.gateway import Gateway
+from sluice_gateway.jobs import Job, route_report, usage
 from sluice_gateway.requests import Options, parse_chat, parse_completion
 from sluice_gateway.respond import StreamResponse, WholeResponse
 from sluice_gateway.sinks import CollectSink, StreamSink

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from random import Random
 from typing import Any
 
@@ -14,6 +14,7 @@ from sluice_gateway.counters import Counters
 from sluice_gateway.detokenize import Pieces
 from sluice_gateway.dispatch import Clock, Dispatcher
 from sluice_gateway.engine import ClientFactory
+from sluice_gateway.jobs import Job, output_budget
 from sluice_gateway.members import Members, watch_fleet
 from sluice_gateway.requests import ChatRequest, CompletionRequest, Limits, Options
 from sluice_gateway.route import BlockKeys, Wanted
@@ -26,27 +27,6 @@ from sluice_protocol.generate import Role
 THREAD_CHARACTERS = 16_384
 """Longer prompts are tokenised off the event loop."""
 UNKNOWN_CONTEXT = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A request that is ready to run: prompts in tokens, `n` choices each."""
-
-    options: Options
-    prompts: tuple[tuple[int, ...], ...]
-    max_tokens: tuple[int, ...]
-    seed: int
-    thinking: bool
-    deadline_s: float
-    request_id: str
-
-    @property
-    def num_choices(self) -> int:
-        return len(self.prompts) * self.options.n
-
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(map(len, self.prompts))
 
 
 class Gateway:
@@ -142,7 +122,7 @@ class Gateway:
     ) -> Job:
         limits = self.limits()
         default = 16 if field == "prompt" else None
-        max_tokens = tuple(_output_budget(options, len(prompt), limits, default, field) for prompt in prompts)
+        max_tokens = tuple(output_budget(options, len(prompt), limits, default, field) for prompt in prompts)
         if max(map(max, prompts)) >= limits.vocab_size:
             raise errors.internal("The tokenizer made a token that is not in the engines' vocabulary.")
         seed = self.random.getrandbits(63) if options.seed is None else options.seed % 2**64
@@ -242,44 +222,3 @@ class Gateway:
         self.stopping = True
         for task in self._running:
             task.cancel("shutting down")
-
-
-def _output_budget(options: Options, prompt: int, limits: Limits, default: int | None, field: str) -> int:
-    """Tokens that the answer may have: what was asked for, or the default, or what the context leaves."""
-    limit = limits.max_context_tokens
-    if prompt >= limit:
-        raise errors.context_too_long(limit, prompt, options.max_tokens or 1, field)
-    if options.max_tokens is None:
-        return limit - prompt if default is None else min(default, limit - prompt)
-    if prompt + options.max_tokens > limit:
-        raise errors.context_too_long(limit, prompt, options.max_tokens, field)
-    return options.max_tokens
-
-
-def usage(job: Job, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    completion = sum(outcome.completion_tokens for outcome in outcomes)
-    n = job.options.n
-    return {
-        "prompt_tokens": job.prompt_tokens,
-        "completion_tokens": completion,
-        "total_tokens": job.prompt_tokens + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(outcome.cached_tokens for outcome in outcomes[::n])},
-        "completion_tokens_details": {"reasoning_tokens": sum(outcome.reasoning_tokens for outcome in outcomes)},
-    }
-
-
-def route_report(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The way the first choice took; with several choices, all of them under `choices`."""
-    reports: list[dict[str, Any]] = [
-        {
-            "prefill_pid": outcome.route.prefill_pid,
-            "decode_pid": outcome.route.decode_pid,
-            "records": outcome.route.records,
-            "bytes": outcome.route.bytes,
-            "transport": outcome.route.transport,
-            "chunks": outcome.route.chunks,
-            "tries": outcome.tries,
-        }
-        for outcome in outcomes
-    ]
-    return reports[0] | ({"choices": reports} if len(reports) > 1 else {})

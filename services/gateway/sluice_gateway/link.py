@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from sluice_gateway.engine import ClientFactory, EngineClient, EngineLost, GenerateCall
+from sluice_gateway.engine import ClientFactory, EngineClient, EngineLost
 from sluice_gateway.fleet import Engine, Member
-from sluice_gateway.reasons import ENGINE_LOST, TOKENS_LOST
-from sluice_protocol.generate import Admitted, Ended, EngineHello, GenerateRequest, Refused, TokenBatch
-from sluice_protocol.sampling import TokenLogprobs
+from sluice_gateway.reasons import ENGINE_LOST
+from sluice_gateway.session import Lost, Push, Session, Try, TryResult
+from sluice_protocol.generate import Admitted, GenerateRequest, Refused
 
 logger = logging.getLogger(__name__)
 
-Logprobs = Sequence[TokenLogprobs | None] | None
-Push = Callable[[Sequence[int], Logprobs], bool]
-"""Takes the next tokens of a try, with one logprobs entry each if asked for. True: no more are wanted."""
-
 SUSPECT = "TryBroke"
-EARLY_TOKENS = 65_536
-"""Tokens kept, per engine, of streams whose Admitted was not seen yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,119 +24,6 @@ class Timings:
     tokens_timeout_s: float = 15.0
     first_backoff_s: float = 0.05
     most_backoff_s: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A try that ended without a word from the engine."""
-
-    reason: str
-    detail: str
-
-
-TryResult = Ended | Refused | Lost
-
-
-class _Try:
-    """One Generate call and the tokens that belong to it."""
-
-    def __init__(self, call: GenerateCall, push: Push, on_first: Callable[[], None]) -> None:
-        self.call = call
-        self.received = 0
-        self.lost: Lost | None = None
-        self.stream: int | None = None
-        self._push = push
-        self._on_first = on_first
-        self._enough: asyncio.Event | None = None
-        self._target = 0
-
-    def deliver(self, tokens: Sequence[int], logprobs: Logprobs) -> None:
-        if not self.received:
-            self._on_first()
-        self.received += len(tokens)
-        try:
-            if self._push(tokens, logprobs):
-                self.call.cancel()
-        except Exception as error:  # input ends its own stream only
-            logger.exception("a token could not be handled")
-            self.fail(Lost("GatewayFailed", repr(error)))
-        if self._enough is not None and self.received >= self._target:
-            self._enough.set()
-
-    def fail(self, lost: Lost) -> None:
-        self.lost = self.lost or lost
-        self.call.cancel()
-        if self._enough is not None:
-            self._enough.set()
-
-    async def wait_for(self, num_tokens: int, timeout_s: float) -> Lost | None:
-        """Return once so many tokens came; what went wrong, if they did not."""
-        if self.received < num_tokens and self.lost is None:
-            self._target, self._enough = num_tokens, asyncio.Event()
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await self._enough.wait()
-            except TimeoutError:
-                return Lost(TOKENS_LOST, f"{self.received} of {num_tokens} tokens came")
-        if self.received > num_tokens:
-            return Lost(TOKENS_LOST, f"{self.received} tokens came, {num_tokens} were announced")
-        return self.lost if self.received < num_tokens else None
-
-
-class _Session:
-    """What lives from one Hello to the loss of the Attach stream."""
-
-    def __init__(self, client: EngineClient, hello: EngineHello) -> None:
-        self.client = client
-        self.hello = hello
-        self.attached = asyncio.Event()
-        self.tries: set[_Try] = set()
-        self._streams: dict[int, _Try] = {}
-        self._early: dict[int, list[tuple[Sequence[int], Logprobs]]] = {}
-        self._num_early = 0
-        self._over: dict[int, None] = {}
-
-    def deliver(self, batch: TokenBatch) -> None:
-        tokens, at = batch.tokens, 0
-        by_index = dict(batch.logprobs) if batch.logprobs else None
-        for stream, count in zip(batch.streams, batch.counts):
-            row = tokens[at : at + count]
-            logprobs = None if by_index is None else [by_index.get(i) for i in range(at, at + count)]
-            at += count
-            attempt = self._streams.get(stream)
-            if attempt is not None:
-                attempt.deliver(row, logprobs)
-            elif stream not in self._over:
-                self._keep(stream, row, logprobs)
-
-    def _keep(self, stream: int, row: Sequence[int], logprobs: Logprobs) -> None:
-        """Bounded: the oldest stream goes first; if it turns up after all, its missing tokens fail the try."""
-        self._early.setdefault(stream, []).append((row, logprobs))
-        self._num_early += len(row)
-        while self._num_early > EARLY_TOKENS:
-            oldest = next(iter(self._early))
-            self._num_early -= sum(len(rows) for rows, _ in self._early.pop(oldest))
-
-    def admit(self, attempt: _Try, stream: int) -> None:
-        attempt.stream = stream
-        self._streams[stream] = attempt
-        for row, logprobs in self._early.pop(stream, ()):
-            self._num_early -= len(row)
-            attempt.deliver(row, logprobs)
-
-    def end(self, attempt: _Try) -> None:
-        """Late tokens of an ended stream are dropped; the memory of such streams is bounded."""
-        self.tries.discard(attempt)
-        attempt.call.cancel()
-        if attempt.stream is not None:
-            self._streams.pop(attempt.stream, None)
-            self._over[attempt.stream] = None
-            if len(self._over) > 4096:
-                del self._over[next(iter(self._over))]
-
-    def fail_all(self, lost: Lost) -> None:
-        for attempt in list(self.tries):
-            attempt.fail(lost)
 
 
 class Link:
@@ -156,7 +37,7 @@ class Link:
         self._gateway_id = gateway_id
         self._on_change = on_change
         self._timings = timings
-        self._session: _Session | None = None
+        self._session: Session | None = None
         self._since_poll = 0
         self._suspect = False
         self._poll_now = asyncio.Event()
@@ -201,7 +82,7 @@ class Link:
 
     async def _serve(self, client: EngineClient) -> None:
         hello = await client.hello()
-        session = _Session(client, hello)
+        session = Session(client, hello)
         tasks = [asyncio.create_task(self._read(session)), asyncio.create_task(self._poll(session))]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -214,13 +95,13 @@ class Link:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self, session: _Session) -> None:
+    async def _read(self, session: Session) -> None:
         async for batch in session.client.attach(self._gateway_id):
             session.attached.set()
             session.deliver(batch)
         raise EngineLost(f"{self.member.address}: the Attach stream ended")
 
-    async def _poll(self, session: _Session) -> None:
+    async def _poll(self, session: Session) -> None:
         """A Load that does not come stops new work; only the end of Attach ends what runs.
 
         The engine sends an empty batch first: then its tokens have a way here, and not before.
@@ -267,7 +148,7 @@ class Link:
         session = self._session
         if session is None:
             return Lost(ENGINE_LOST, f"{self.member.address}: {self.view.trouble}")
-        attempt = _Try(session.client.generate(request), push, on_first)
+        attempt = Try(session.client.generate(request), push, on_first)
         session.tries.add(attempt)
         try:
             return await self._follow(session, attempt)
@@ -285,7 +166,7 @@ class Link:
             self._poll_now.set()
             self._show(replace(self.view, trouble=SUSPECT))
 
-    async def _follow(self, session: _Session, attempt: _Try) -> TryResult:
+    async def _follow(self, session: Session, attempt: Try) -> TryResult:
         async for event in attempt.call:
             if isinstance(event, Admitted):
                 session.admit(attempt, event.stream)

@@ -27,11 +27,15 @@ class Members:
         self._on_change = on_change
         self._timings = timings
         self._tasks: dict[Member, asyncio.Task[None]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
 
     def set_fleet(self, fleet: Fleet) -> None:
         """Members that stay keep their connection."""
         for member in [m for m in self._tasks if m not in fleet.members]:
-            self._tasks.pop(member).cancel()
+            task = self._tasks.pop(member)
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+            task.cancel()
             del self.links[member.address]
         for member in fleet.members:
             if member not in self._tasks:
@@ -40,7 +44,7 @@ class Members:
                 self._tasks[member] = asyncio.create_task(link.run(), name=f"link {member.address}")
 
     async def close(self) -> None:
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *self._leaving]
         self._tasks.clear()
         for task in tasks:
             task.cancel()

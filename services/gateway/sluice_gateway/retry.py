@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluice_gateway.errors import ApiError
-from sluice_gateway.link import Lost, TryResult
 from sluice_gateway.reasons import DRAINING, FREE, PREEMPTED, Policy, client_error, policy_of
+from sluice_gateway.session import Lost, TryResult
 from sluice_protocol.generate import Ended, EndReason, Refused
 
 FREE_DELAY_S = 0.02

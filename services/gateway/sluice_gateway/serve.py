@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from sluice_gateway.gateway import Gateway
 from sluice_gateway.respond import ABORT
+
+logger = logging.getLogger(__name__)
 
 
 class AbortableProtocol(HttpToolsProtocol):
@@ -56,7 +59,7 @@ class Server(uvicorn.Server):
         handled = (signal.SIGINT, signal.SIGTERM)
         try:
             for number in handled:
-                loop.add_signal_handler(number, self.ask_to_exit)
+                loop.add_signal_handler(number, self._on_signal, number)
         except (ValueError, RuntimeError):  # not the main thread: whoever runs us calls `ask_to_exit`
             yield
             return
@@ -65,6 +68,10 @@ class Server(uvicorn.Server):
         finally:
             for number in handled:
                 loop.remove_signal_handler(number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        logger.warning("stopping: %s", number.name)
+        self.ask_to_exit()
 
     async def main_loop(self) -> None:
         """A turn per second keeps the Date header right; being asked to exit wakes it at once."""

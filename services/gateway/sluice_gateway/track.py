@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sluice_gateway.detokenize import Detokenizer, Pieces
-from sluice_gateway.link import Logprobs
+from sluice_gateway.session import Logprobs
 from sluice_gateway.stops import StopScanner
 from sluice_gateway.tokenizer import END_THINK
 from sluice_protocol.sampling import TokenLogprobs

@@ -1,0 +1,135 @@
+"""What lives from one Hello to the loss of the Attach stream: the tries, and whose tokens are whose."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sluice_gateway.engine import EngineClient, GenerateCall
+from sluice_gateway.reasons import TOKENS_LOST
+from sluice_protocol.generate import Ended, EngineHello, Refused, TokenBatch
+from sluice_protocol.sampling import TokenLogprobs
+
+logger = logging.getLogger(__name__)
+
+Logprobs = Sequence[TokenLogprobs | None] | None
+Push = Callable[[Sequence[int], Logprobs], bool]
+"""Takes the next tokens of a try, with one logprobs entry each if asked for. True: no more are wanted."""
+
+EARLY_TOKENS = 65_536
+"""Tokens kept, per engine, of streams whose Admitted was not seen yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A try that ended without a word from the engine."""
+
+    reason: str
+    detail: str
+
+
+TryResult = Ended | Refused | Lost
+
+
+class Try:
+    """One Generate call and the tokens that belong to it."""
+
+    def __init__(self, call: GenerateCall, push: Push, on_first: Callable[[], None]) -> None:
+        self.call = call
+        self.received = 0
+        self.lost: Lost | None = None
+        self.stream: int | None = None
+        self._push = push
+        self._on_first = on_first
+        self._enough: asyncio.Event | None = None
+        self._target = 0
+
+    def deliver(self, tokens: Sequence[int], logprobs: Logprobs) -> None:
+        if not self.received:
+            self._on_first()
+        self.received += len(tokens)
+        try:
+            if self._push(tokens, logprobs):
+                self.call.cancel()
+        except Exception as error:  # input ends its own stream only
+            logger.exception("a token could not be handled")
+            self.fail(Lost("GatewayFailed", repr(error)))
+        if self._enough is not None and self.received >= self._target:
+            self._enough.set()
+
+    def fail(self, lost: Lost) -> None:
+        self.lost = self.lost or lost
+        self.call.cancel()
+        if self._enough is not None:
+            self._enough.set()
+
+    async def wait_for(self, num_tokens: int, timeout_s: float) -> Lost | None:
+        """Return once so many tokens came; what went wrong, if they did not."""
+        if self.received < num_tokens and self.lost is None:
+            self._target, self._enough = num_tokens, asyncio.Event()
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._enough.wait()
+            except TimeoutError:
+                return Lost(TOKENS_LOST, f"{self.received} of {num_tokens} tokens came")
+        if self.received > num_tokens:
+            return Lost(TOKENS_LOST, f"{self.received} tokens came, {num_tokens} were announced")
+        return self.lost if self.received < num_tokens else None
+
+
+class Session:
+    """`deliver` is the hot path: once per step, for all tries of this gateway on the engine."""
+
+    def __init__(self, client: EngineClient, hello: EngineHello) -> None:
+        self.client = client
+        self.hello = hello
+        self.attached = asyncio.Event()
+        self.tries: set[Try] = set()
+        self._streams: dict[int, Try] = {}
+        self._early: dict[int, list[tuple[Sequence[int], Logprobs]]] = {}
+        self._num_early = 0
+        self._over: dict[int, None] = {}
+
+    def deliver(self, batch: TokenBatch) -> None:
+        tokens, at = batch.tokens, 0
+        by_index = dict(batch.logprobs) if batch.logprobs else None
+        for stream, count in zip(batch.streams, batch.counts):
+            row = tokens[at : at + count]
+            logprobs = None if by_index is None else [by_index.get(i) for i in range(at, at + count)]
+            at += count
+            attempt = self._streams.get(stream)
+            if attempt is not None:
+                attempt.deliver(row, logprobs)
+            elif stream not in self._over:
+                self._keep(stream, row, logprobs)
+
+    def _keep(self, stream: int, row: Sequence[int], logprobs: Logprobs) -> None:
+        """Bounded: the oldest stream goes first; if it turns up after all, its missing tokens fail the try."""
+        self._early.setdefault(stream, []).append((row, logprobs))
+        self._num_early += len(row)
+        while self._num_early > EARLY_TOKENS:
+            oldest = next(iter(self._early))
+            self._num_early -= sum(len(rows) for rows, _ in self._early.pop(oldest))
+
+    def admit(self, attempt: Try, stream: int) -> None:
+        attempt.stream = stream
+        self._streams[stream] = attempt
+        for row, logprobs in self._early.pop(stream, ()):
+            self._num_early -= len(row)
+            attempt.deliver(row, logprobs)
+
+    def end(self, attempt: Try) -> None:
+        """Late tokens of an ended stream are dropped; the memory of such streams is bounded."""
+        self.tries.discard(attempt)
+        attempt.call.cancel()
+        if attempt.stream is not None:
+            self._streams.pop(attempt.stream, None)
+            self._over[attempt.stream] = None
+            if len(self._over) > 4096:
+                del self._over[next(iter(self._over))]
+
+    def fail_all(self, lost: Lost) -> None:
+        for attempt in list(self.tries):
+            attempt.fail(lost)
