@@ -132,7 +132,7 @@ def build_layouts(
     stride_align: int = CPU_STRIDE_ALIGN,
     perturbation: Perturbation | None = None,
 ) -> Layouts:
-    """Raises GeometryError when `page_tokens` is no multiple of every compress rate, or a row has nothing to quantise."""
+    """Raises GeometryError when `page_tokens` is no multiple of every rate, or rows have nothing to quantise."""
     if page_tokens <= 0 or page_tokens % geometry.page_multiple:
         raise GeometryError(
             f"page_tokens is {page_tokens}; it must be a positive multiple of {geometry.page_multiple},"

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
+from safetensors.torch import save_file
 
 from sluice_engine.model.config import ModelConfig, load_model_config
 from sluice_engine.model.forward import Model
 from sluice_engine.model.plan import Run
+from sluice_engine.model.tensors import Part, TensorSpec, expected_tensors
 from sluice_engine.model.weights import ModelWeights, load_weights
 from sluice_engine.pool import RecordPool, create_memory, map_pools
 from sluice_engine.views import BatchRecords, PoolViews
 from sluice_records import CachePrecision, Layouts, Perturbation, PoolPlan, RecordKind, build_layouts
 
 torch.set_num_threads(1)
+# Machines are shared: how long an example takes is no result.
+settings.register_profile("shared", deadline=None)
+settings.load_profile("shared")
 
 CSA, HCA, SLIDING = "compressed_sparse_attention", "heavily_compressed_attention", "sliding_attention"
 TINY: dict[str, Any] = {
+    "model_type": "deepseek_v4",
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "dtype": "float32",
     "vocab_size": 320,
     "hidden_size": 64,
     "moe_intermediate_size": 32,
@@ -57,29 +68,24 @@ TINY: dict[str, Any] = {
 }
 
 
-def build_oracle(seed: int = 0, **changes: Any) -> Any:
-    """transformers' model with random weights, also where it initialises to zeros or ones, which would hide bugs."""
-    from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
+def random_tensors(config: ModelConfig, seed: int) -> dict[str, torch.Tensor]:
+    """Under module names. Nothing is zero or one that training would move: degenerate values hide bugs."""
+    g = torch.Generator().manual_seed(seed)
+    return {spec.name: _random(spec, config, g) for spec in expected_tensors(config)}
 
-    config = DeepseekV4Config(**{**TINY, **changes})
-    torch.manual_seed(seed)
-    model = DeepseekV4ForCausalLM(config).eval()
-    g = torch.Generator().manual_seed(seed + 1)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if name.endswith(("sinks", "position_bias")):
-                p.copy_(torch.randn(p.shape, generator=g) * 0.5)
-            if name.endswith("base") and "hc" in name:
-                p.copy_(torch.randn(p.shape, generator=g) * 0.3)
-            if name.endswith("norm.weight") or "layernorm" in name:
-                p.copy_(1 + 0.1 * torch.randn(p.shape, generator=g))
-        for name, b in model.named_buffers():
-            if name.endswith("tid2eid"):
-                for row in b:
-                    row.copy_(torch.randperm(config.n_routed_experts, generator=g)[: len(row)])
-            if name.endswith("e_score_correction_bias"):
-                b.copy_(torch.randn(b.shape, generator=g) * 0.1)
-    return model
+
+def _random(spec: TensorSpec, config: ModelConfig, g: torch.Generator) -> torch.Tensor:
+    leaf = spec.name.rpartition(".")[2]
+    if leaf == "tid2eid":
+        rows = [torch.randperm(config.experts, generator=g)[: spec.shape[1]] for _ in range(spec.shape[0])]
+        return torch.stack(rows)
+    noise = torch.randn(spec.shape, generator=g)
+    if spec.part is Part.NORMS:
+        return 1 + 0.1 * noise
+    if leaf.endswith("scale"):
+        return 1 + 0.05 * noise
+    spread = {"sinks": 0.5, "position_bias": 0.5, "base": 0.3, "hc_base": 0.3, "e_score_correction_bias": 0.1}
+    return noise * spread.get(leaf, 0.2)
 
 
 class OpenMirror:
@@ -179,13 +185,19 @@ class World:
 
 @dataclass
 class Checkpoint:
-    oracle: Any
     config: ModelConfig
     weights: ModelWeights
     directory: Path
 
     def world(self, **options: Any) -> World:
         return World(self.config, self.weights, **options)
+
+    @cached_property
+    def oracle(self) -> Any:
+        """transformers' model of the same files; only slow tests ask for it (its import alone takes seconds)."""
+        from transformers import DeepseekV4ForCausalLM
+
+        return DeepseekV4ForCausalLM.from_pretrained(self.directory, dtype=torch.float32).eval()
 
     def logits(self, tokens: Sequence[int]) -> torch.Tensor:
         with torch.no_grad():
@@ -202,14 +214,25 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
     def make(seed: int = 0, **changes: Any) -> Checkpoint:
         key = repr((seed, sorted(changes.items())))
         if key not in made:
-            oracle = build_oracle(seed, **changes)
             directory = tmp_path_factory.mktemp("model")
-            oracle.save_pretrained(directory)
+            (directory / "config.json").write_text(json.dumps({**TINY, **changes}))
             config = load_model_config(directory)
-            made[key] = Checkpoint(oracle, config, load_weights(directory, config), directory)
+            save_file(random_tensors(config, seed), directory / "model.safetensors", metadata={"format": "pt"})
+            made[key] = Checkpoint(config, load_weights(directory, config), directory)
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def open_checkpoint() -> Callable[[Path], Checkpoint]:
+    """An existing model directory."""
+
+    def open_(directory: Path) -> Checkpoint:
+        config = load_model_config(directory)
+        return Checkpoint(config, load_weights(directory, config), directory)
+
+    return open_
 
 
 @pytest.fixture(scope="session")

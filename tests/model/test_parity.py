@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 TOLERANCE = 1e-4
 
@@ -28,6 +30,27 @@ def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert torch.equal(ours.argmax(-1), theirs.argmax(-1))
 
 
+FROZEN = Path(__file__).parent / "frozen_logits.safetensors"
+
+
+def test_logits_equal_what_transformers_gave(tiny: Any) -> None:
+    """Frozen by `tests/model/freeze_logits.py`; the slow tests ask transformers itself."""
+    frozen = load_file(FROZEN)
+    tokens = frozen["tokens"].tolist()
+    weights = load_file(tiny.directory / "model.safetensors")
+    total = sum(w.double().abs().sum() for w in weights.values())
+    assert total == pytest.approx(frozen["weights"].item(), rel=1e-9), "torch draws other random weights: freeze again"
+    assert_same(in_chunks(tiny.world(), tokens, len(tokens)), frozen["logits"])
+    assert_same(in_chunks(tiny.world(), tokens, 9), frozen["logits"])
+
+
+@pytest.mark.slow
+def test_the_frozen_logits_are_those_of_transformers(tiny: Any) -> None:
+    frozen = load_file(FROZEN)
+    assert_same(frozen["logits"], tiny.logits(frozen["tokens"].tolist()))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("perturbed", [False, True])
 def test_whole_forward_equals_transformers(tiny: Any, perturbed: bool) -> None:
     tokens = tokens_of(tiny, 150)
@@ -50,6 +73,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_other_shapes_equal_transformers_whole_and_in_chunks(make_checkpoint: Any, variant: dict[str, Any]) -> None:
     checkpoint = make_checkpoint(**variant)
@@ -72,6 +96,7 @@ def test_published_rates_equal_transformers(make_checkpoint: Any) -> None:
     assert torch.equal(in_chunks(checkpoint.world(page_tokens=128), tokens, 1), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 15, 16, 17, 33])
 def test_short_prompts_equal_transformers(tiny: Any, length: int) -> None:
     tokens = tokens_of(tiny, length, seed=length)

@@ -78,6 +78,7 @@ def prompts_of(count: int) -> dict[int, list[int]]:
     }
 
 
+@pytest.mark.slow
 def test_greedy_equals_transformers_generate(tiny: Any) -> None:
     prompts = prompts_of(4)
     driver = Driver(tiny)
@@ -137,7 +138,8 @@ def test_logprobs_come_with_the_token_when_asked(tiny: Any) -> None:
     driver.room(0, 2)
     (sampled,) = driver.runner.run(Batch((RowWork(0, 0, (5, 6), True),)))
     assert sampled.logprobs[0].top_ids[0] == sampled.tokens[0]
-    raw = torch.log_softmax(tiny.logits([5, 6])[-1].double(), -1)
+    world = tiny.world()
+    raw = torch.log_softmax(world.feed((world.sequence(), [5, 6]))[-1].double(), -1)
     assert sampled.logprobs[0].logprob == pytest.approx(raw.max().item(), abs=1e-4)
     assert len(sampled.logprobs[0].top_logprobs) == 3
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from sluice_records import (
@@ -13,6 +14,10 @@ from sluice_records import (
     Perturbation,
     build_layouts,
 )
+
+# Machines are shared: how long an example takes is no result.
+settings.register_profile("shared", deadline=None)
+settings.load_profile("shared")
 
 
 @st.composite
