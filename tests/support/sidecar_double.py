@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from transfer_double import KEY, PLAN, fill, item, new_memory, tiny_layouts
 from sluice_engine.pool import RecordPool
 from sluice_engine.step import PullItem, PullSet
 from sluice_engine.transfer.link import SidecarLink
-from sluice_engine.transfer.messages import PullEvent, PullFailed, PullsTerminal, RecordsDone
+from sluice_engine.transfer.messages import PullEvent, PullFailed, PullsTerminal, RecordsDone, Stats
 from sluice_engine.transfer.pull import PullerSettings
 from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, write_spec
 from sluice_engine.transfer.verify import VerifyPolicy
@@ -60,6 +60,7 @@ class Sidecar:
         hooks: bool = True,
         environment: dict[str, str] | None = None,
     ) -> None:
+        self.lanes = lanes
         self.memory, self.socket = memory, folder / f"{incarnation}.sock"
         spec = SidecarSpec(
             MemorySpec.of(memory.layouts, memory.plan),
@@ -84,7 +85,7 @@ class Sidecar:
         self._changed = asyncio.Event()
 
     async def connect(self) -> SidecarLink:
-        self.link = await SidecarLink.connect(self.socket, self._on_event, timeout_s=30)
+        self.link = await SidecarLink.connect(self.socket, self._on_event, timeout_s=45)
         return self.link
 
     @property
@@ -117,6 +118,18 @@ class Sidecar:
                         return event
                 self._changed.clear()
                 await self._changed.wait()
+
+    async def stats_when(self, reached: Callable[[Stats], bool]) -> Stats:
+        async with asyncio.timeout(20):
+            # The answer is in another process: there is no event to wait for.
+            while not reached(told := await self.link.stats()):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        return told
+
+    def memory_mappings(self) -> list[str]:
+        """Permissions of every mapping of the records' memory in the sidecar."""
+        maps = Path(f"/proc/{self.process.pid}/maps").read_text().splitlines()
+        return [line.split()[1] for line in maps if "memfd:sluice-test" in line]
 
     def pull(self, source: Sidecar, lease_id: str, items: tuple[PullItem, ...]) -> None:
         self.link.pull(PullSet(lease_id, source.link.hello.incarnation, items))
@@ -153,29 +166,39 @@ class Sidecar:
         self.socket.unlink(missing_ok=True)
 
 
-@dataclass
 class Pair:
     """A source and a reader, each in a process of its own, attached."""
 
-    source: Sidecar
-    reader: Sidecar
+    def __init__(self, source: Sidecar, reader: Sidecar) -> None:
+        self.source, self.reader = source, reader
+        self.first_reader = reader
+        self.more: list[Sidecar] = []
 
     def items(self, *pairs: tuple[int, int], kind: RecordKind = RecordKind.PAGE) -> tuple[PullItem, ...]:
         return tuple(item(self.source.pools, kind, source, destination) for source, destination in pairs)
 
+    async def respawn_reader(self, incarnation: str) -> Sidecar:
+        """What a supervisor does after the fence: the same memory, another sidecar."""
+        fresh = Sidecar(self.reader.socket.parent, self.reader.memory, incarnation, lanes=self.reader.lanes)
+        self.more.append(fresh)
+        await fresh.connect()
+        return fresh
+
 
 @contextlib.asynccontextmanager
-async def sidecar_pair(folder: Path, lanes: str, **reader: object) -> AsyncIterator[Pair]:
+async def sidecar_pair(
+    folder: Path, lanes: str, *, source_role: SidecarRole = SidecarRole.SOURCE, **reader: object
+) -> AsyncIterator[Pair]:
     theirs, ours = Memory(), Memory()
     fill(theirs.pools)
-    source = Sidecar(folder, theirs, "source.1", lanes=lanes, role=SidecarRole.SOURCE)
+    source = Sidecar(folder, theirs, "source.1", lanes=lanes, role=source_role)
     pair = Pair(source, Sidecar(folder, ours, "reader.1", lanes=lanes, **reader))  # type: ignore[arg-type]
     try:
         await asyncio.gather(source.connect(), pair.reader.connect())
         await pair.reader.link.attach(source.source_hello)
         yield pair
     finally:
-        await pair.reader.end()
-        await pair.source.end()
+        for sidecar in (*pair.more, pair.reader, pair.source):
+            await sidecar.end()
         theirs.close()
         ours.close()

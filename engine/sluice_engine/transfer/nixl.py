@@ -176,7 +176,8 @@ class NixlTransfer:
             raise BadPeer(f"{peer.incarnation!r}: metadata refused: {type(error).__name__}") from error
         told = told.decode() if isinstance(told, bytes) else str(told)
         if told != peer.agent_name:
-            self._agent.remove_remote_agent(told)
+            if told not in self._names:
+                self._agent.remove_remote_agent(told)
             raise BadPeer(f"metadata of {peer.agent_name!r} is {told!r}'s")
         self._peers[peer.incarnation] = _Peer(peer, {RecordKind(pool.kind): pool.base for pool in peer.pools})
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -36,11 +37,14 @@ from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.source import SourceHello
 from sluice_records import RecordKind
 
+# A start that hangs (an agent, the self-test) ends with every thread's stack on stderr and exit code 1.
+START_LIMIT_S = 30.0
 EXIT_OK, EXIT_SPEC, EXIT_UNAVAILABLE, EXIT_LEADER_GONE, EXIT_THREAD_DIED = 0, 2, 3, 4, 5
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
     args = _parse(argv)
+    faulthandler.dump_traceback_later(START_LIMIT_S, exit=True)
     signal.signal(signal.SIGTERM, lambda *_: end_process(EXIT_OK, "Terminated"))
     # A terminal's Ctrl-C goes to the whole group; the supervisor decides who ends, and when.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -63,6 +67,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     poller = Poller(puller, server.emit, lambda error: end_process(EXIT_THREAD_DIED, "PollerDied", repr(error)))
     poller.start()
     report_line({"event": "ready", "agent": hello.agent_name, "lane": lane.lane, "warning": lane.warning})
+    faulthandler.cancel_dump_traceback_later()
     parent = os.getppid()
     try:
         server.run(poller, lambda: os.getppid() == parent)
