@@ -9,6 +9,8 @@ LOCKED := .venv/.locked
 export UV_PROJECT_ENVIRONMENT := .venv
 export HF_HUB_OFFLINE := 1
 export GRPC_VERBOSITY := ERROR
+# Let Python keep its bytecode: importing torch without it costs seconds in every process.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest
 
 help: ## list the targets
@@ -34,7 +36,7 @@ check: $(LOCKED) ## format, lint, types, imports, generated files, fast tests: u
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p sluice_records -p sluice_protocol -p sluice_kernels -p sluice_engine -p sluice_prefill -p sluice_decode -p sluice_gateway -p sluice_cli
-	$(BIN)/lint-imports --config tools/house/layers.ini
+	$(BIN)/lint-imports tools/house/layers.ini
 	$(BIN)/python tools/house/generate.py --check
 	$(PYTEST) -q -m "not process and not slow" -n 2
 

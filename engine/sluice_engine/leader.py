@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -89,6 +89,7 @@ class Leader:
         self.generations: dict[int, Generation] = {}  # by sequence
         self.streams: dict[int, Stream] = {}  # by sequence
         self.draining = False
+        self.counters: Counter[str] = Counter()
         self._facts: list[Fact] = []
         self._results: deque[StepResult] = deque()
         self._chain = CHAIN_START
@@ -235,6 +236,7 @@ class Leader:
             if (other.sampled, other.digests) != (first.sampled, first.digests):
                 raise ReplicaDivergence(f"step {first.number}: ranks {first.rank} and {other.rank} differ")
         self._step_times.append(self.clock() - self._sent_at)
+        self.counters["steps"] += 1
         self._results.append(first)
         self.rooms.on_result(planned, first)
         self._publish(publish_step(self.streams, planned.rows, first))
@@ -267,6 +269,7 @@ class Leader:
 
     def _on_gone(self, gone: Gone) -> None:
         generation = self.generations.get(gone.id)
+        self.counters[f"sequences_{gone.cause.value}"] += 1
         if generation is None:
             return
         if gone.cause is EndCause.PREEMPTED:

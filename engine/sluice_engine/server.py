@@ -10,8 +10,10 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import msgspec
 
 from sluice_engine.grpc_options import KEY_HEADER, OPTIONS
+from sluice_engine.inspect import inspect
 from sluice_engine.leader import Leader
 from sluice_protocol.codec import (
     MalformedMessage,
@@ -86,6 +88,9 @@ class EngineService(engine_pb2_grpc.EngineServicer):
 
     async def Load(self, request: engine_pb2.LoadRequest, context: Any) -> engine_pb2.LoadReply:
         return encode_load(self._leader.load())
+
+    async def Inspect(self, request: engine_pb2.InspectRequest, context: Any) -> engine_pb2.InspectReply:
+        return engine_pb2.InspectReply(json=msgspec.json.encode(inspect(self._leader)))
 
     async def Generate(
         self, request: engine_pb2.GenerateRequest, context: Any

@@ -65,7 +65,7 @@ class Transport:
         self._memory_fd = memory_fd
         self._on_death = on_death
         self._on_fence_wanted = on_fence_wanted
-        self._thread = LeaseThread(leader.rooms, asyncio.get_running_loop(), on_death)
+        self._thread = LeaseThread(leader.rooms, asyncio.get_running_loop(), leader.counters, on_death)
         self._link: TransferLink | None = None
         self._pools: Pools = {}
         self._peers: dict[str, SourceHello] = {}

@@ -23,11 +23,17 @@ class LeaseThreadDead(EngineError):
 
 
 class LeaseThread:
-    """Owns the loop. `counters` are written by it alone."""
+    """Owns the loop. What it adds to `counters` has names that nobody else writes."""
 
-    def __init__(self, rooms: Rooms, leader_loop: asyncio.AbstractEventLoop, on_death: Callable[[Exception], None]):
+    def __init__(
+        self,
+        rooms: Rooms,
+        leader_loop: asyncio.AbstractEventLoop,
+        counters: Counter[str],
+        on_death: Callable[[Exception], None],
+    ) -> None:
         self.rooms = rooms
-        self.counters: Counter[str] = Counter()
+        self.counters = counters
         self.last_tick = time.monotonic()
         self._leader_loop = leader_loop
         self._on_death = on_death

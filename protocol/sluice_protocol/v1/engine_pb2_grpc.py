@@ -54,6 +54,11 @@ class EngineStub:
                 request_serializer=sluice__protocol_dot_v1_dot_engine__pb2.LoadRequest.SerializeToString,
                 response_deserializer=sluice__protocol_dot_v1_dot_engine__pb2.LoadReply.FromString,
                 _registered_method=True)
+        self.Inspect = channel.unary_unary(
+                '/sluice.v1.Engine/Inspect',
+                request_serializer=sluice__protocol_dot_v1_dot_engine__pb2.InspectRequest.SerializeToString,
+                response_deserializer=sluice__protocol_dot_v1_dot_engine__pb2.InspectReply.FromString,
+                _registered_method=True)
 
 
 class EngineServicer:
@@ -85,6 +90,13 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Inspect(self, request, context):
+        """The books, for people and tests: JSON, no contract on its fields.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -107,6 +119,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.Load,
                     request_deserializer=sluice__protocol_dot_v1_dot_engine__pb2.LoadRequest.FromString,
                     response_serializer=sluice__protocol_dot_v1_dot_engine__pb2.LoadReply.SerializeToString,
+            ),
+            'Inspect': grpc.unary_unary_rpc_method_handler(
+                    servicer.Inspect,
+                    request_deserializer=sluice__protocol_dot_v1_dot_engine__pb2.InspectRequest.FromString,
+                    response_serializer=sluice__protocol_dot_v1_dot_engine__pb2.InspectReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -217,6 +234,33 @@ class Engine:
             '/sluice.v1.Engine/Load',
             sluice__protocol_dot_v1_dot_engine__pb2.LoadRequest.SerializeToString,
             sluice__protocol_dot_v1_dot_engine__pb2.LoadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Inspect(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.Engine/Inspect',
+            sluice__protocol_dot_v1_dot_engine__pb2.InspectRequest.SerializeToString,
+            sluice__protocol_dot_v1_dot_engine__pb2.InspectReply.FromString,
             options,
             channel_credentials,
             insecure,

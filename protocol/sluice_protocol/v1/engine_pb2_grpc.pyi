@@ -37,6 +37,8 @@ class EngineStub:
     Attach: _grpc.UnaryStreamMultiCallable[_engine_pb2.AttachRequest, _engine_pb2.TokenBatch]
     """One stream per gateway and engine: the tokens of a whole step in one message."""
     Load: _grpc.UnaryUnaryMultiCallable[_engine_pb2.LoadRequest, _engine_pb2.LoadReply]
+    Inspect: _grpc.UnaryUnaryMultiCallable[_engine_pb2.InspectRequest, _engine_pb2.InspectReply]
+    """The books, for people and tests: JSON, no contract on its fields."""
 
 @_typing.type_check_only
 class EngineAsyncStub(EngineStub):
@@ -47,6 +49,8 @@ class EngineAsyncStub(EngineStub):
     Attach: _aio.UnaryStreamMultiCallable[_engine_pb2.AttachRequest, _engine_pb2.TokenBatch]  # type: ignore[assignment]
     """One stream per gateway and engine: the tokens of a whole step in one message."""
     Load: _aio.UnaryUnaryMultiCallable[_engine_pb2.LoadRequest, _engine_pb2.LoadReply]  # type: ignore[assignment]
+    Inspect: _aio.UnaryUnaryMultiCallable[_engine_pb2.InspectRequest, _engine_pb2.InspectReply]  # type: ignore[assignment]
+    """The books, for people and tests: JSON, no contract on its fields."""
 
 class EngineServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -78,5 +82,13 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_pb2.LoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_engine_pb2.LoadReply, _abc.Awaitable[_engine_pb2.LoadReply]]: ...
+
+    @_abc_1.abstractmethod
+    def Inspect(
+        self,
+        request: _engine_pb2.InspectRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.InspectReply, _abc.Awaitable[_engine_pb2.InspectReply]]:
+        """The books, for people and tests: JSON, no contract on its fields."""
 
 def add_EngineServicer_to_server(servicer: EngineServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

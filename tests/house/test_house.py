@@ -1,0 +1,71 @@
+"""Rules of the house that no linter knows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("records", "protocol", "kernels", "engine", "services", "tools/cli")
+
+
+def python_files() -> list[Path]:
+    return [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if "v1" not in path.parts]
+
+
+def test_operator_folder_never_shadows_the_standard_library():
+    assert not (ROOT / "operator" / "__init__.py").exists()
+
+
+def test_tests_are_no_package():
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def test_no_module_is_named_after_nothing():
+    assert [p for p in python_files() if p.stem in ("utils", "common", "helpers", "util", "misc")] == []
+
+
+@pytest.mark.parametrize(
+    ("library", "allowed"),
+    [
+        ("grpc", ("server.py", "client.py", "codec.py", "leader_main.py")),
+        ("nixl_cu13", ("nixl.py",)),
+        ("fastapi", ("services/gateway",)),
+        ("pydantic", ("services/gateway",)),
+    ],
+)
+def test_a_library_is_met_in_its_own_rooms_only(library, allowed):
+    found = [
+        str(path.relative_to(ROOT))
+        for path in python_files()
+        if any(
+            line.lstrip().startswith((f"import {library}", f"from {library}")) for line in path.read_text().splitlines()
+        )
+    ]
+    assert [path for path in found if not any(path.endswith(a) or a in path for a in allowed)] == []
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["sluice_records", "sluice_protocol.codec", "sluice_engine.supervise", "sluice_engine.leader_main",
+     "sluice_engine.transport", "sluice_engine.transfer.sidecar", "sluice_gateway.__main__", "sluice_cli.__main__"],
+)  # fmt: skip
+def test_torch_is_imported_on_the_ranks_side_only(module):
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("module", ["sluice_engine.supervise", "sluice_engine.transfer.sidecar", "sluice_engine.rank"])
+def test_grpc_stays_out_of_supervisor_sidecar_and_ranks(module):
+    code = f"import sys, {module}; sys.exit('grpc' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_every_target_is_documented():
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    targets = [line for line in lines if line[:1].islower() and ":" in line and ":=" not in line.split("#")[0]]
+    undocumented = [line for line in targets if "## " not in line and not line.startswith(("export", "unexport"))]
+    assert undocumented == []
