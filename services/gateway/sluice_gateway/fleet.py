@@ -64,7 +64,7 @@ class Engine:
     def room(self) -> int:
         """Tries that fit now; only for usable engines."""
         assert self.load is not None
-        return self.load.max_running - self.load.running - self.load.waiting - self.own
+        return self.load.max_running - max(0, self.load.running + self.load.waiting + self.own)
 
     @property
     def busy(self) -> float:
