@@ -1,4 +1,4 @@
-"""Write `frozen_logits.safetensors`: transformers' logits of a tiny random checkpoint, for tests that have no time to ask.
+"""Write `frozen_logits.safetensors`: transformers' logits of a tiny random checkpoint, for the fast tests.
 
 .venv/bin/python tests/model/freeze_logits.py
 """

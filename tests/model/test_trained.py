@@ -86,7 +86,7 @@ def gaps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.Tensor]]:
 def test_logits_equal_transformers(
     directory: Path, perturbed: bool, open_checkpoint: Callable[[Path], Any], gaps: list[torch.Tensor]
 ) -> None:
-    """Positions where ranks k and k + 1 of an index are within 1e-5 are left out, and are less than one in a hundred."""
+    """Positions where an index's ranks k and k + 1 are within 1e-5 are left out, and are less than one in a hundred."""
     checkpoint = open_checkpoint(directory)
     if (directory / "heldout.jsonl").exists():
         prompts = Trained(checkpoint, directory).prompts(8)
@@ -112,12 +112,14 @@ def test_logits_equal_transformers(
     assert left_out < 0.01 * seen, f"{left_out} of {seen}"
 
 
-def greedy(world: Any, sequences: list[Any], prompts: list[list[int]], count: int, chunk: int) -> list[list[int]]:
-    """All together; prompts in chunks, mixed with rows that decode already."""
+def greedy(
+    world: Any, sequences: list[Any], prompts: list[list[int]], count: int, chunk: int, stop: int = -1
+) -> list[list[int]]:
+    """All together, to `count` tokens or `stop`; prompts in chunks, mixed with rows that decode already."""
     left = [list(p) for p in prompts]
     out: list[list[int]] = [[] for _ in prompts]
-    while any(len(tokens) < count for tokens in out):
-        work = [(n, left[n][:chunk] if left[n] else [out[n][-1]]) for n in range(len(prompts)) if len(out[n]) < count]
+    while open_rows := [n for n, tokens in enumerate(out) if len(tokens) < count and stop not in tokens[-1:]]:
+        work = [(n, left[n][:chunk] if left[n] else [out[n][-1]]) for n in open_rows]
         logits = world.feed(*[(sequences[n], tokens) for n, tokens in work]).split([len(t) for _, t in work])
         for (n, tokens), rows in zip(work, logits, strict=True):
             left[n] = left[n][len(tokens) :]
@@ -161,21 +163,21 @@ def test_a_prefix_from_the_cache_gives_the_same_tokens_and_bytes(trained: Traine
 
 
 @pytest.mark.parametrize(
-    ("precision", "least"), [("fp32", 0.97), ("bf16", 0.97), ("fp8", 0.9), ("fp32/fp8", 0.95), ("fp8/fp4", 0.0)]
+    ("precision", "least"), [("fp32", 0.97), ("bf16", 0.97), ("fp8", 0.9), ("fp32/fp8", 0.95), ("fp8/fp4", 0.8)]
 )
 def test_answers_at_every_precision(trained: Trained, precision: str, least: float) -> None:
-    """fp4 index keys of a model that was not trained for them may cost answers; it must run and stay invariant."""
+    """The model was not trained for quantised records, so the least is below what was measured: 40 of 40 in each."""
     step = max(len(trained.cases) // 40, 1)
     cases = trained.cases[::step][:40]
     prompts = [trained.prompt(case) for case in cases]
-    world = trained.checkpoint.world(pages=sum(len(p) // 16 + 4 for p in prompts), states=60, precision=precision)
+    world = trained.checkpoint.world(pages=sum(len(p) // 16 + 6 for p in prompts), states=60, precision=precision)
     sequences = [world.sequence() for _ in prompts]
-    answers = greedy(world, sequences, prompts, 24, chunk=64)
+    answers = greedy(world, sequences, prompts, 80, chunk=64, stop=trained.eos)
     exact = sum(trained.read(a) == case["answer"] for a, case in zip(answers, cases, strict=True))
     print(f"{precision}: {exact} of {len(cases)} exact")
     assert exact >= least * len(cases)
     lone = trained.checkpoint.world(pages=80, precision=precision, seed=9)
-    assert greedy(lone, [lone.sequence()], [prompts[-1]], 24, chunk=37) == [answers[-1]]
+    assert greedy(lone, [lone.sequence()], [prompts[-1]], 80, chunk=37, stop=trained.eos) == [answers[-1]]
 
 
 def swap(world: Any, sequence: Any, kinds: set[SectionKind], first: int, second: int) -> None:
