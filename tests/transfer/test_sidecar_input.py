@@ -21,9 +21,10 @@ from transfer_double import KEY
 from sluice_engine.transfer.errors import BadPeer, TransferUnavailable
 from sluice_engine.transfer.link import SidecarLink
 from sluice_engine.transfer.messages import AskStats, RecordsDone, encode_frame
+from sluice_engine.transfer.nixl import FORK_EXIT
 from sluice_engine.transfer.seal import TAG_BYTES, seal
 from sluice_engine.transfer.sidecar import EXIT_LEADER_GONE, EXIT_OK, EXIT_SPEC, EXIT_UNAVAILABLE
-from sluice_engine.transfer.spec import SidecarRole
+from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, write_spec
 from sluice_protocol.source import PoolInfo, SourceHello
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(90)]
@@ -270,3 +271,40 @@ def test_the_sidecar_knows_no_torch_and_no_grpc() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30, check=True)
     assert done.stdout.strip() == b"[]"
+
+
+async def test_an_orphan_ends_by_itself(tmp_path: Path, memory: Memory) -> None:
+    spec = write_spec(SidecarSpec(MemorySpec.of(memory.layouts, memory.plan), "s.1", KEY, one_host=True))
+    path = tmp_path / "s.sock"
+    told = ["--spec-fd", str(spec), "--memory-fd", str(memory.fd), "--socket", str(path)]
+    # A shell is its parent until we close its stdin.
+    program = ["sh", "-c", '"$@" & read -r line', "sh", sys.executable, "-m", "sluice_engine.transfer.sidecar", *told]
+    shell = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(spec, memory.fd))
+    os.close(spec)
+    link = await SidecarLink.connect(path, lambda event: None, timeout_s=45)
+    out, _ = await asyncio.to_thread(shell.communicate, timeout=30)
+    assert json.loads(out.decode().splitlines()[-1])["reason"] == "ParentGone"
+    async with asyncio.timeout(10):
+        await link.closed
+
+
+FORKER = """
+import os, sys
+from sluice_engine.transfer.nixl import NixlSettings, create_agent, load_nixl
+agents = [create_agent(nixl := load_nixl(NixlSettings(one_host=True)), "a"), create_agent(nixl, "b")]
+pid = os.fork()
+if pid == 0:
+    print("the child ran", flush=True)
+    sys.exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+peer = agents[0].add_remote_agent(agents[1].get_agent_metadata()).decode()
+print(agents[0].check_remote_metadata(peer), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_forked_child_of_an_agents_process_ends_before_it_does_harm() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKER], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().split() == [str(FORK_EXIT), "True"]
+    assert b"must not fork" in done.stderr
