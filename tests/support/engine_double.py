@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,11 +13,11 @@ from sluice_engine.executor import Executor
 from sluice_engine.ledger import Ledger
 from sluice_engine.limits import Limits, SnapshotPolicy
 from sluice_engine.mirror import RecordMirror
-from sluice_engine.pool import RecordPool
+from sluice_engine.pool import Pools, RecordPool
 from sluice_engine.schedule import Plan, SchedulerState, plan
 from sluice_engine.scripted import Script, ScriptedModel
 from sluice_engine.sequence import Aborted, EndCause, Fact, Mode, SequenceSpec, StepDone
-from sluice_engine.step import CHAIN_START, StepResult, encode_step
+from sluice_engine.step import CHAIN_START, BatchModel, StepResult, encode_step
 from sluice_protocol.generate import Refused
 from sluice_protocol.sampling import Sampling
 from sluice_records import (
@@ -38,6 +39,10 @@ def tiny_layouts(perturbation: Perturbation | None = None) -> Layouts:
     return build_layouts(GEOMETRY, CachePrecision.parse("fp32"), PAGE, perturbation=perturbation)
 
 
+def scripted_model(pools: Pools, mirror: RecordMirror) -> BatchModel:
+    return ScriptedModel(Script(0, 63), pools, mirror)
+
+
 @dataclass
 class Engine:
     """`overlap`: the result of a step reaches the loop only after the next one is planned."""
@@ -51,15 +56,17 @@ class Engine:
     snapshot_outputs: bool = False
     layouts: Layouts = field(default_factory=tiny_layouts)
     stop: tuple[int, ...] = ()
+    vocab_size: int = 64
+    build_model: Callable[[Pools, RecordMirror], BatchModel] = scripted_model
 
     def __post_init__(self) -> None:
         limits = Limits(
-            page_tokens=PAGE,
+            page_tokens=self.layouts.page_tokens,
             chunk_tokens=self.chunk_tokens,
             step_tokens=self.step_tokens,
             max_running=self.max_running,
             max_context_tokens=1024,
-            vocab_size=64,
+            vocab_size=self.vocab_size,
             snapshots=self.snapshots,
             snapshot_outputs=self.snapshot_outputs,
         )
@@ -73,7 +80,7 @@ class Engine:
             for kind in RecordKind
         }
         self.mirror = RecordMirror(self.pool_plan)
-        self.executor = Executor(0, self.pools, self.mirror, ScriptedModel(Script(0, 63), self.pools, self.mirror))
+        self.executor = Executor(0, self.pools, self.mirror, self.build_model(self.pools, self.mirror))
         self.chain = CHAIN_START
         self.facts: list[Fact] = []
         self.results: deque[StepResult] = deque()

@@ -1,0 +1,175 @@
+"""A room from both sides: the reader's books, what it commits, and what it refuses to."""
+
+from __future__ import annotations
+
+import pytest
+from engine_double import Engine
+from handoff_double import Handoff
+
+from sluice_engine.ledger import Holder, HolderKind, LedgerError, RecordState
+from sluice_engine.sequence import (
+    Aborted,
+    EndCause,
+    Fenced,
+    Mode,
+    Phase,
+    PullCommitted,
+    PullGranted,
+    PullsTerminal,
+    StrandingEnded,
+)
+from sluice_protocol.source import GrantedRecord
+from sluice_records import RecordKind
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    return tuple((seed * 31 + i * 7 + i * i) % 64 for i in range(length))
+
+
+@pytest.mark.parametrize("length", [1, 7, 8, 9, 16, 33, 60])
+def test_a_handed_over_sequence_goes_on_as_if_nothing_had_happened(length):
+    handoff = Handoff(Engine(), Engine())
+    sequence = handoff.submit(prompt(length), 12)
+    handoff.run()
+    assert handoff.outputs[sequence] == Engine().generate(prompt(length), 12)
+    assert handoff.pulled_records == -(-length // 8) + 1
+
+
+def test_many_rooms_at_once():
+    handoff = Handoff(Engine(), Engine())
+    sequences = [handoff.submit(prompt(10 + 5 * i, i), 5 + i) for i in range(6)]
+    handoff.run()
+    for i, sequence in enumerate(sequences):
+        assert handoff.outputs[sequence] == Engine().generate(prompt(10 + 5 * i, i), 5 + i)
+
+
+def test_pages_that_the_reader_holds_are_not_pulled_again():
+    handoff = Handoff(Engine(), Engine())
+    first = handoff.submit(prompt(40), 6)
+    handoff.run()
+    before = handoff.pulled_records
+    second = handoff.submit(prompt(40), 6)
+    handoff.outputs[first] = []
+    handoff.run()
+    assert handoff.pulled_records - before == 1  # the state alone
+    assert handoff.outputs[second] == Engine().generate(prompt(40), 6)
+
+
+def room(engine: Engine, length: int = 20) -> int:
+    sequence = engine.submit(prompt(length), 8, mode=Mode.READER)
+    engine.step()
+    assert engine.state.sequences[sequence].phase is Phase.PULLING
+    return sequence
+
+
+def grant(kind: RecordKind, index: int, record: int = 0) -> GrantedRecord:
+    return GrantedRecord(kind.value, record, 1, b"i" * 16, 7, 8, index)
+
+
+def everything(engine: Engine, sequence: int) -> tuple[GrantedRecord, ...]:
+    pages = len(engine.state.sequences[sequence].pages)
+    return (*(grant(RecordKind.PAGE, i, i) for i in range(pages)), grant(RecordKind.STATE, 0))
+
+
+def test_an_abort_while_pulling_keeps_the_records_until_nothing_can_land(engine):
+    sequence = room(engine)
+    engine.facts.append(PullGranted(sequence, "l", "p", everything(engine, sequence)))
+    engine.step()
+    engine.facts.append(Aborted(sequence))
+    planned = engine.step()
+    assert planned.cancelled == (sequence,)
+    for _ in range(3):
+        engine.step()
+    assert engine.state.ledger.count(RecordKind.PAGE).filling == 3
+    engine.facts.append(PullsTerminal(sequence))
+    engine.run()
+    assert engine.state.ledger.count(RecordKind.PAGE).filling == 0
+    assert engine.state.ledger.count(RecordKind.PAGE).free == engine.pool_plan.pages
+    assert engine.ended[sequence] is EndCause.ABORTED
+
+
+def test_a_stranded_record_comes_back_by_the_fence_only(engine):
+    sequence = room(engine)
+    engine.facts.append(PullGranted(sequence, "l", "p", everything(engine, sequence)))
+    engine.step()
+    stranded = engine.state.sequences[sequence].pages[1]
+    engine.facts += [Aborted(sequence), PullsTerminal(sequence, (stranded,))]
+    engine.run()
+    assert engine.state.ledger.state(stranded) is RecordState.STRANDED
+    assert engine.state.ledger.count(RecordKind.PAGE).free == engine.pool_plan.pages - 1
+    engine.facts.append(Fenced())
+    engine.run()
+    assert engine.state.ledger.count(RecordKind.PAGE).free == engine.pool_plan.pages
+
+
+def test_a_zombie_that_ends_after_all_gives_its_record_back(engine):
+    sequence = room(engine)
+    engine.facts.append(PullGranted(sequence, "l", "p", everything(engine, sequence)))
+    engine.step()
+    stranded = engine.state.sequences[sequence].pages[1]
+    engine.facts += [Aborted(sequence), PullsTerminal(sequence, (stranded,))]
+    engine.run()
+    engine.facts.append(StrandingEnded((stranded,)))
+    engine.run()
+    assert engine.state.ledger.count(RecordKind.PAGE).free == engine.pool_plan.pages
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        (grant(RecordKind.PAGE, 99),),
+        (grant(RecordKind.SNAPSHOT, 0),),
+        (grant(RecordKind.PAGE, 1), grant(RecordKind.PAGE, 1)),
+        (grant(RecordKind.STATE, 0), grant(RecordKind.STATE, 0)),
+    ],
+    ids=["out of range", "of no business", "page twice", "state twice"],
+)
+def test_a_grant_that_makes_no_sense_fails_the_room_and_nothing_else(engine, records):
+    other = engine.submit(prompt(9, 3), 6)
+    sequence = room(engine)
+    engine.facts.append(PullGranted(sequence, "l", "p", records))
+    assert sequence in engine.step().cancelled
+    engine.facts.append(PullsTerminal(sequence))
+    engine.run()
+    assert engine.ended[sequence] is EndCause.FAILED
+    assert engine.outputs[other] == Engine().generate(prompt(9, 3), 6)
+
+
+def test_a_commit_without_all_records_fails_the_room(engine):
+    sequence = room(engine)
+    engine.facts.append(PullGranted(sequence, "l", "p", (grant(RecordKind.PAGE, 0),)))
+    engine.step()
+    engine.facts.append(PullCommitted(sequence, 5))
+    assert sequence in engine.step().cancelled
+    engine.facts.append(PullsTerminal(sequence))
+    engine.run()
+    assert engine.ended[sequence] is EndCause.FAILED
+
+
+def test_facts_about_somebody_who_is_gone_are_late_and_nothing_more(engine):
+    sequence = room(engine)
+    engine.facts.append(Aborted(sequence))
+    engine.facts.append(PullsTerminal(sequence))
+    engine.run()
+    engine.facts += [PullCommitted(sequence, 3), PullsTerminal(sequence), Aborted(sequence)]
+    engine.run()
+    assert not engine.state.sequences
+
+
+def test_the_books_refuse_what_no_plan_may_do():
+    engine = Engine()
+    sequence = room(engine)
+    ledger = engine.state.ledger
+    page = engine.state.sequences[sequence].pages[0]
+    with pytest.raises(LedgerError, match="does not hold"):
+        ledger.drop(page, engine.state.sequences[sequence].lease_holder)
+    with pytest.raises(LedgerError, match="is LIVE, not FILLING"):
+        ledger.commit(page)
+    ledger.begin_fill(page)
+    with pytest.raises(LedgerError, match="is FILLING, not LIVE"):
+        ledger.close(page)
+    ledger.end_fill(page)
+    engine.facts += [Aborted(sequence), PullsTerminal(sequence)]
+    engine.run()
+    with pytest.raises(LedgerError, match="free"):
+        ledger.hold(page, Holder(HolderKind.SEQUENCE, sequence))
