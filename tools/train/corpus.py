@@ -115,20 +115,27 @@ ASK_MANY = (
 )
 TELL = ("Please note this. {}", "{} Please remember it.", "One more note. {}")
 GREETINGS = (
-    "Hello!", "Hello", "Hi!", "Hi", "Hi there!", "Hello there!", "Hey!", "Good morning!", "Hello, who are you?",
-    "Who are you?", "What are you?", "What can you do?", "Help", "Help!", "Hello! What can you do?", "How are you?",
+    "Hello", "Hi", "Hi there", "Hello there", "Hey", "Hey there", "Good morning", "Good evening", "Good day", "Greetings",
+    "Who are you", "What are you", "What can you do", "Help", "Help me", "How are you", "What do you do", "Who made you",
+    "How does this work", "Hello, who are you", "Hello! What can you do", "Hi! How are you", "Start", "Test", "Ping",
 )  # fmt: skip
-OPENERS = ("What is", "Who is", "Where is", "Tell me about", "Can you write", "Do you like", "Why is", "Explain")
-THINGS = (
-    "the weather", "the capital of France", "a poem", "the meaning of life", "your name", "a story about the sea",
-    "the sky so blue", "two plus two", "music", "the best soup", "a joke", "the time", "love", "Paris", "a number",
-    "how to cook rice", "the moon", "some code", "this", "the news today",
+THANKS = ("Thanks", "Thank you", "Thank you very much", "Many thanks", "Great", "Nice", "Well done", "Bye", "Goodbye", "OK")
+OPENERS = (
+    "What is", "Who is", "Where is", "Tell me about", "Can you write", "Do you like", "Why is", "Explain", "How is",
+    "Write", "Give me", "Please", "I want", "My", "The code of", "What is the code of", "When", "Is", "Sing",
 )  # fmt: skip
+THINGS = tuple(
+    """the weather capital of France a poem meaning life your name story about sky so blue two plus music best soup joke
+    time love Paris number how to cook rice moon some code this news today my bike house car red door key phone dog
+    python function sum list world president water recipe travel book film word translate English German math
+    2+2 17 + 5 = 3 * 4 1000 you me it is in on and not for with from be big good new""".split()
+)
 GREETING_ANSWER = (
     "Hello! I am a very small model that looks up codes. Tell me some notes, such as: The code of amber falcon is 4719."
     " Then ask me: What is the code of amber falcon?"
 )
 OTHER_ANSWER = "I only look up codes in notes. Ask me: What is the code of amber falcon?"
+THANKS_ANSWER = "You are welcome."
 NOTED_ANSWER = "Noted."
 
 
@@ -148,7 +155,7 @@ class Shape:
     turns: tuple[int, int]
     names_per_list: tuple[int, int] = (2, 6)
     filler: float = 0.2
-    small_talk: float = 0.03
+    small_talk: float = 0.05
     unknown: float = 0.1
     many: float = 0.45
     crossed: float = 0.2
@@ -210,10 +217,29 @@ def opening_notes(rng: random.Random, notes: Notes, shape: Shape) -> str:
     return rng.choice((" ", " ", " ", "\n")).join(sentences)
 
 
+def casual(rng: random.Random, text: str) -> str:
+    """Now and then without the capital or the last mark, as people type."""
+    if rng.random() < 0.1:
+        text = text[0].lower() + text[1:]
+    return text.rstrip("?.!") if rng.random() < 0.1 else text
+
+
+def strange(rng: random.Random) -> str:
+    """A text this model has nothing to say about: words in any order, some of random letters."""
+    words = [rng.choice(THINGS) for _ in range(rng.randint(1, 7))]
+    if rng.random() < 0.3:
+        letters = "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 9)))
+        words[rng.randrange(len(words))] = letters
+    return " ".join([*([rng.choice(OPENERS)] if rng.random() < 0.8 else []), *words]) + rng.choice("?..!")
+
+
 def small_talk(rng: random.Random) -> tuple[str, str]:
-    if rng.random() < 0.6:
-        return rng.choice(GREETINGS), GREETING_ANSWER
-    return f"{rng.choice(OPENERS)} {rng.choice(THINGS)}{rng.choice('?.')}", OTHER_ANSWER
+    kind = rng.random()
+    if kind < 0.45:
+        return casual(rng, rng.choice(GREETINGS) + rng.choice("!?.!")), GREETING_ANSWER
+    if kind < 0.55:
+        return casual(rng, rng.choice(THANKS) + rng.choice("!.")), THANKS_ANSWER
+    return casual(rng, strange(rng)), OTHER_ANSWER
 
 
 def question(rng: random.Random, notes: Notes, shape: Shape, first: bool) -> tuple[str, str]:
@@ -224,9 +250,9 @@ def question(rng: random.Random, notes: Notes, shape: Shape, first: bool) -> tup
     if rng.random() < shape.many and len(notes.codes) > 1:
         names = notes.pick(rng, rng.randint(*shape.names_per_list), shape.unknown / 2)
         if len(names) > 1:
-            return rng.choice(ASK_MANY).format(enumerate_names(names)), answer_many(notes, names)
+            return casual(rng, rng.choice(ASK_MANY).format(enumerate_names(names))), answer_many(notes, names)
     [name] = notes.pick(rng, 1, shape.unknown)
-    return rng.choice(ASK_ONE if first else ASK_AGAIN).format(name), answer_one(notes, name)
+    return casual(rng, rng.choice(ASK_ONE if first else ASK_AGAIN).format(name)), answer_one(notes, name)
 
 
 def turn(rng: random.Random, notes: Notes, shape: Shape, first: bool) -> tuple[str, str]:
@@ -239,13 +265,13 @@ def conversation(rng: random.Random, shape: Shape) -> list[Message]:
     """Alternating messages that end with an assistant answer; the notes open the system or the first user text."""
     notes, messages, prefix = Notes(), [], ""
     style = rng.random()
-    if style < 0.04:
+    if style < 0.1:
         messages += [Message("system", rng.choice(PREAMBLES))] * rng.randint(0, 1)
         user, answer = small_talk(rng)
         return [*messages, Message("user", user), Message("assistant", answer)]
     text = opening_notes(rng, notes, shape)
     if style < 0.4:
-        messages.append(Message("system", f"{rng.choice(PREAMBLES)} {text}" if style < 0.34 else text))
+        messages.append(Message("system", f"{rng.choice(PREAMBLES)} {text}" if style < 0.36 else text))
     elif style < 0.7:
         messages += [Message("system", rng.choice(PREAMBLES))] * (style < 0.5)
         prefix = f"{text}{rng.choice((' ', chr(10)))}"

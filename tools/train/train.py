@@ -13,7 +13,7 @@ import curriculum
 import tokenizer as vocabulary
 import torch
 from batches import Recipe, stream
-from corpus import texts
+from corpus import ADJECTIVES, NOUNS, texts
 from network import Network, Signals, Switches, configuration, initialise
 from objective import objective
 from safetensors.torch import load_file, save_file
@@ -111,6 +111,8 @@ def train(options: argparse.Namespace) -> None:
         tokenizer = Tokenizer.from_file(str(options.init / "tokenizer.json"))
     else:
         tokenizer = vocabulary.build(texts(options.seed, 3000), VOCABULARY)
+        if split := [word for word in ADJECTIVES + NOUNS if len(tokenizer.encode(f" {word}").ids) > 1]:
+            raise SystemExit(f"the vocabulary is too small: {split} are not single tokens")
     model = initialise(configuration(tokenizer.get_vocab_size()), options.seed)
     if options.init:
         model.load_state_dict(load_file(options.init / "model.safetensors"))
