@@ -273,15 +273,19 @@ def test_the_sidecar_knows_no_torch_and_no_grpc() -> None:
     assert done.stdout.strip() == b"[]"
 
 
-async def test_an_orphan_ends_by_itself(tmp_path: Path, memory: Memory) -> None:
+def under_a_shell(memory: Memory, path: Path) -> subprocess.Popen[bytes]:
+    """A sidecar whose parent is a shell, until we close the shell's stdin."""
     spec = write_spec(SidecarSpec(MemorySpec.of(memory.layouts, memory.plan), "s.1", KEY, one_host=True))
-    path = tmp_path / "s.sock"
     told = ["--spec-fd", str(spec), "--memory-fd", str(memory.fd), "--socket", str(path)]
-    # A shell is its parent until we close its stdin.
     program = ["sh", "-c", '"$@" & read -r line', "sh", sys.executable, "-m", "sluice_engine.transfer.sidecar", *told]
     shell = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(spec, memory.fd))
     os.close(spec)
-    link = await SidecarLink.connect(path, lambda event: None, timeout_s=45)
+    return shell
+
+
+async def test_an_orphan_ends_by_itself(tmp_path: Path, memory: Memory) -> None:
+    shell = under_a_shell(memory, tmp_path / "s.sock")
+    link = await SidecarLink.connect(tmp_path / "s.sock", lambda event: None, timeout_s=45)
     out, _ = await asyncio.to_thread(shell.communicate, timeout=30)
     assert json.loads(out.decode().splitlines()[-1])["reason"] == "ParentGone"
     async with asyncio.timeout(10):
