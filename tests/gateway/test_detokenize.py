@@ -76,6 +76,14 @@ def test_control_tokens_are_silent_and_markers_are_not(v4: FileTokenizer) -> Non
     assert v4.token_bytes(5_000_000) == b""
 
 
+@given(st.lists(st.integers(0, 10_000), max_size=20))
+def test_for_a_script_every_token_is_one_character(ids: list[int]) -> None:
+    tokenizer = load_tokenizer("script")
+    parts = deltas(Pieces(tokenizer), ids)
+    assert all(len(part) == 1 and part.isprintable() for part in parts)
+    assert not tokenizer.eos_ids
+
+
 def tiny_tokenizer() -> HuggingFace:
     """Bytes only, and one marker."""
     tokenizer = HuggingFace(models.BPE({char: i for i, char in enumerate(pre_tokenizers.ByteLevel.alphabet())}, []))

@@ -181,7 +181,7 @@ class Gateway:
             max_tokens=ask.sampling.max_tokens,
             stop=job.options.stop,
             reasons=job.thinking,
-            logprobs=job.options.sampling.top_logprobs is not None,
+            top_logprobs=job.options.sampling.top_logprobs,
         )
         return Track(plan, self.pieces, sink)
 

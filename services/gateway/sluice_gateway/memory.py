@@ -198,8 +198,9 @@ class MemoryEngine:
         top = sequence.request.sampling.top_logprobs
         if top is None:
             return None
-        ids = tuple((token + i) % self.vocab_size for i in range(top))
-        return TokenLogprobs(-0.5, ids, tuple(-0.5 - i for i in range(top)))
+        shown = max(1, top)  # an engine may send more than was asked for
+        ids = tuple((token + i) % self.vocab_size for i in range(shown))
+        return TokenLogprobs(-0.5, ids, tuple(-0.5 - i for i in range(shown)))
 
     def _strike(self, sequence: _Sequence) -> bool:
         """Whether the sequence's fault comes now."""

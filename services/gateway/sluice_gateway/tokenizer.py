@@ -67,6 +67,20 @@ class ByteTokenizer:
         return bytes((token,)) if 0 <= token < 256 else self._texts.get(token, b"")
 
 
+class ScriptTokenizer(ByteTokenizer):
+    """For load over a scripted model, whose tokens mean nothing: every id, known or not, is one printable character.
+
+    No token ends an answer, and each makes a chunk of its own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eos_ids = frozenset()
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes((0x21 + token % 94,))
+
+
 @dataclass(frozen=True, slots=True)
 class _Added:
     content: str
@@ -132,9 +146,11 @@ def _unmap(text: str) -> bytes:
 
 
 def load_tokenizer(source: str) -> Tokenizer:
-    """`bytes`, or a model directory with `tokenizer.json`. EOS ids come from its configs and from the tokenizer."""
+    """`bytes`, `script`, or a directory with `tokenizer.json`. EOS ids come from its configs and from the tokenizer."""
     if source == "bytes":
         return ByteTokenizer()
+    if source == "script":
+        return ScriptTokenizer()
     path = Path(source) / "tokenizer.json"
     try:
         document = json.loads(path.read_text())

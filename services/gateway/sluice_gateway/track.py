@@ -35,13 +35,16 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrackPlan:
-    """`stop` are strings, looked for in the content. `reasons`: the text begins inside `<think>`."""
+    """`stop` are strings, looked for in the content. `reasons`: the text begins inside `<think>`.
+
+    `top_logprobs`: None, or how many alternatives are shown beside each token.
+    """
 
     stop_token_ids: frozenset[int]
     max_tokens: int
     stop: tuple[str, ...] = ()
     reasons: bool = False
-    logprobs: bool = False
+    top_logprobs: int | None = None
 
 
 class Track:
@@ -55,7 +58,7 @@ class Track:
         self._sink = sink
         self._json = pieces.json
         self._detokenizer = Detokenizer(pieces)
-        self._plain = not (plan.stop or plan.reasons or plan.logprobs)
+        self._plain = not (plan.stop or plan.reasons or plan.top_logprobs is not None)
         self._thinking = StopScanner((END_THINK,)) if plan.reasons else None
         self._stops = StopScanner(plan.stop) if plan.stop else None
         self._characters = 0
@@ -86,8 +89,10 @@ class Track:
 
     def _slow(self, token: int, logprobs: TokenLogprobs | None) -> bool:
         text = self._detokenizer.push(token)
-        if self._plan.logprobs and logprobs is not None:
-            self._waiting.append(Shown(token, logprobs, self._characters))
+        top = self._plan.top_logprobs
+        if top is not None and logprobs is not None:
+            shown = TokenLogprobs(logprobs.logprob, logprobs.top_ids[:top], logprobs.top_logprobs[:top])
+            self._waiting.append(Shown(token, shown, self._characters))
         self._characters += len(text)
         reasoning, content = self._split(text)
         if self._stops is None:
