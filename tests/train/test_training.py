@@ -74,7 +74,9 @@ def test_every_answer_quotes_the_notes() -> None:
                 assert all(word.strip(",.") in told for word in message.content.split() if word[0].isdigit())
 
 
-@pytest.mark.parametrize("text", ["", "plain", "caf\u00e9 \u4e16\u754c \U0001f642", "12 3.4\n\n\ttabs  ", "</think> <unk>"])
+@pytest.mark.parametrize(
+    "text", ["", "plain", "caf\u00e9 \u4e16\u754c \U0001f642", "12 3.4\n\n\ttabs  ", "</think> <unk>"]
+)
 def test_the_tokenizer_round_trips_any_text(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from chat import Chat
-from corpus import ADJECTIVES, NOUNS, Message, fitting
+from corpus import Message, fitting
 from curriculum import plan
+from phrases import ADJECTIVES, NOUNS
 from tokenizer import PAD
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -30,7 +31,7 @@ class Recipe:
         return self.start + (1 - self.start) * step / self.steps
 
 
-class Batches(Dataset[tuple[Tensor, Tensor]]):
+class Batches(Dataset[tuple[Tensor, Tensor]]):  # type: ignore[misc,unused-ignore]
     """Item `step` is (ids [B, S], weights [B, S]); a weight is above 0 where the assistant wrote that id."""
 
     def __init__(self, recipe: Recipe) -> None:

@@ -11,7 +11,8 @@ class Chat:
     """BOS system `<｜User｜>` user `<｜Assistant｜></think>` answer EOS `<｜User｜>` ... (no spaces in between)."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        ids = {token: tokenizer.token_to_id(token) for token in (BOS, EOS, USER, ASSISTANT, END_THINK)}
+        vocabulary: dict[str, int] = tokenizer.get_vocab()
+        ids = {token: vocabulary[token] for token in (BOS, EOS, USER, ASSISTANT, END_THINK)}
         self.tokenizer, self.bos, self.eos = tokenizer, ids[BOS], ids[EOS]
         self.user, self.assistant = [ids[USER]], [ids[ASSISTANT], ids[END_THINK]]
 

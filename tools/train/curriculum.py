@@ -25,7 +25,8 @@ def plan(progress: float, rng: random.Random) -> Plan:
     [length] = rng.choices(LENGTHS[:count], (1, 2, 3, 3, 2)[:count])
     most = max(4, (length - 70) // TOKENS_PER_SENTENCE)
     if progress < 0.03:
-        return Plan(length, Shape((2, 5), (1, 4), (2, 3), filler=0.1, small_talk=0.02, unknown=0.0, many=0.2, crossed=0.0))
+        easy = Shape((2, 5), (1, 4), (2, 3), filler=0.1, small_talk=0.02, unknown=0.0, many=0.2, crossed=0.0)
+        return Plan(length, easy)
     fewest = max(1, (most - 14) if length > LENGTHS[0] else 1)
     return Plan(
         length,

@@ -44,13 +44,16 @@ class Answerer:
     """Greedy decoding of one model."""
 
     def __init__(self, folder: Path) -> None:
-        self.model = DeepseekV4ForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+        model = DeepseekV4ForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        self.model = model.eval()
         self.chat = Chat(Tokenizer.from_file(str(folder / "tokenizer.json")))
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator,unused-ignore]
     def answer(self, case: Case, once: caches.Edit | None = None, always: caches.Edit | None = None) -> Outcome:
         """Apply `once` to the caches after the prompt, `always` after every chunk and every token."""
-        cache, ids, gaps = DynamicCache(config=self.model.config), [], []
+        cache = DynamicCache(config=self.model.config)
+        ids: list[int] = []
+        gaps: list[float] = []
         for start in range(0, len(case.prompt), CHUNK):
             logits = self._run(case.prompt[start : start + CHUNK], cache, always)
         if once:
@@ -82,7 +85,7 @@ class Answerer:
             at = next(i for i in range(len(prompt)) if prompt[i : i + len(fact)] == fact)
             entry = -(-(at + len(fact) - 4) // caches.CSA_RATE)  # pools tokens [4e - 4, 4e + 4): all four digits
             pages.append(entry // caches.PAGE)
-        answer = [*self.chat.text(str(line["answer"])), self.chat.eos]
+        answer: list[int] = [*self.chat.text(str(line["answer"])), self.chat.eos]
         return Case(prompt, answer, tuple(pages), str(line.get("slice", "sample")))
 
 
@@ -95,13 +98,16 @@ def states(rng: random.Random) -> dict[str, Callable[[Case], caches.Edit]]:
         first = rng.choice([p for p in case.pages if p in full]) if asked else rng.choice(full)
         return first, rng.choice([p for p in full if p != first])
 
+    def swap(asked: bool, *tables: str) -> Callable[[Case], caches.Edit]:
+        return lambda case: caches.swap_pages(*pair(case, asked), *tables)
+
     return {
-        "index keys: an asked code's page swapped with another": lambda c: caches.swap_pages(*pair(c, True), caches.INDEX),
-        "index keys: two random pages swapped": lambda c: caches.swap_pages(*pair(c, False), caches.INDEX),
+        "index keys: an asked code's page swapped with another": swap(True, caches.INDEX),
+        "index keys: two random pages swapped": swap(False, caches.INDEX),
         "index keys: one entry late": lambda c: caches.shift_index,
         "index keys: zero": lambda c: caches.zero_index,
-        "CSA entries: an asked code's page swapped with another": lambda c: caches.swap_pages(*pair(c, True), caches.ENTRIES),
-        "both swapped alike": lambda c: caches.swap_pages(*pair(c, True), caches.INDEX, caches.ENTRIES),
+        "CSA entries: an asked code's page swapped with another": swap(True, caches.ENTRIES),
+        "both swapped alike": swap(True, caches.INDEX, caches.ENTRIES),
         "HCA entries: zero": lambda c: caches.forget_summaries,
         "window: zero": lambda c: caches.forget_window,
     }
@@ -131,7 +137,8 @@ def report(answerer: Answerer, cases: list[Case], corrupted: int) -> None:
             text = answerer.chat.tokenizer.decode
             print(f"  wrong: {text(outcome.ids)!r} for {text(case.answer)!r}")
     gaps = sorted(gap for outcome in clean for gap in outcome.gaps)
-    print("smallest gaps:", " ".join(f"{gap:.2f}" for gap in gaps[:10]), f"; below 0.5: {sum(g < 0.5 for g in gaps)} of {len(gaps)}")
+    close = sum(gap < 0.5 for gap in gaps)
+    print("smallest gaps:", " ".join(f"{gap:.2f}" for gap in gaps[:10]), f"; below 0.5: {close} of {len(gaps)}")
     for name, edit in ROUNDED.items():
         print(f"{name}: {share([answerer.answer(case, always=edit) for case in cases], cases)}", flush=True)
     rng = random.Random(0)

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from chat import Chat
-from corpus import GREETING_ANSWER, OTHER_ANSWER, Message, Shape, conversation
+from corpus import Message, Shape, conversation
+from phrases import GREETING_ANSWER, OTHER_ANSWER
 from tokenizers import Tokenizer
 
 
@@ -28,14 +29,21 @@ class Slice:
     shape: Shape
 
 
-ONE, MANY = {"many": 0.0, "small_talk": 0.0}, {"many": 1.0, "small_talk": 0.0, "names_per_list": (3, 6)}
+def one(fewest: int, most: int) -> Shape:
+    return Shape((fewest, most), (1, 1), many=0.0, small_talk=0.0)
+
+
+def many(fewest: int, most: int) -> Shape:
+    return Shape((fewest, most), (1, 1), names_per_list=(3, 6), many=1.0, small_talk=0.0)
+
+
 SLICES = (
-    Slice("one, 60-159", 40, 60, 159, 1, Shape((3, 12), (1, 1), **ONE)),
-    Slice("one, 160-319", 40, 160, 319, 1, Shape((10, 28), (1, 1), **ONE)),
-    Slice("one, 320-511", 40, 320, 511, 1, Shape((24, 46), (1, 1), **ONE)),
-    Slice("one, 512-640", 24, 512, 640, 1, Shape((42, 58), (1, 1), **ONE)),
-    Slice("many, 60-319", 32, 60, 319, 24, Shape((4, 26), (1, 1), **MANY)),
-    Slice("many, 320-600", 32, 320, 600, 24, Shape((24, 54), (1, 1), **MANY)),
+    Slice("one, 60-159", 40, 60, 159, 1, one(3, 12)),
+    Slice("one, 160-319", 40, 160, 319, 1, one(10, 28)),
+    Slice("one, 320-511", 40, 320, 511, 1, one(24, 46)),
+    Slice("one, 512-640", 24, 512, 640, 1, one(42, 58)),
+    Slice("many, 60-319", 32, 60, 319, 24, many(4, 26)),
+    Slice("many, 320-600", 32, 320, 600, 24, many(24, 54)),
     Slice("2-3 turns", 48, 60, 600, 1, Shape((3, 40), (2, 3))),
     Slice("small talk", 16, 3, 60, 1, Shape((1, 1), (1, 1))),
 )
@@ -68,12 +76,17 @@ def main() -> None:
         for _ in range(wanted.count):
             *messages, answer = draw(rng, chat, wanted)
             lines.append(
-                {"messages": [asdict(m) for m in messages], "answer": answer.content, "asked": asked(answer.content),
-                 "slice": wanted.name}  # fmt: skip
+                {
+                    "messages": [asdict(m) for m in messages],
+                    "answer": answer.content,
+                    "asked": asked(answer.content),
+                    "slice": wanted.name,
+                }
             )
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     (options.folder / "heldout.jsonl").write_text(text)
-    print(f"{len(lines)} prompts, {sum(len(chat.text(str(line['answer']))) >= 24 for line in lines)} with answers >= 24 tokens")
+    long = sum(len(chat.text(str(line["answer"]))) >= 24 for line in lines)
+    print(f"{len(lines)} prompts, {long} with answers >= 24 tokens")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class Signals:
 
 @dataclass(frozen=True)
 class Switches:
-    """0-dim tensors, so that a captured graph follows them: `dense` ignores top-k, `coarse` rounds index keys to fp4."""
+    """0-dim tensors, which a captured graph follows: `dense` ignores top-k, `coarse` rounds index keys to fp4."""
 
     dense: Tensor
     coarse: Tensor
@@ -143,8 +143,8 @@ class Network:
         b, s, _ = x.shape
         cos, sin = self._angles(layer, torch.arange(s, device=x.device))
         qr = rms(F.linear(x, w[p + "q_a_proj.weight"]), c.rms_norm_eps, w[p + "q_a_norm.weight"])
-        q = rms(F.linear(qr, w[p + "q_b_proj.weight"]).unflatten(-1, (c.num_attention_heads, c.head_dim)), c.rms_norm_eps)
-        q = rotate(q, cos[:, None], sin[:, None]) * c.head_dim**-0.5
+        q = F.linear(qr, w[p + "q_b_proj.weight"]).unflatten(-1, (c.num_attention_heads, c.head_dim))
+        q = rotate(rms(q, c.rms_norm_eps), cos[:, None], sin[:, None]) * c.head_dim**-0.5
         kv = rms(F.linear(x, w[p + "kv_proj.weight"]), c.rms_norm_eps, w[p + "kv_norm.weight"])
         kv = rotate(kv, cos, sin)
         logits, near = self._window(q, kv)
@@ -173,7 +173,7 @@ class Network:
         return F.linear(out.flatten(2), w[p + "o_b_proj.weight"])
 
     def _window(self, q: Tensor, kv: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [B,H,S,2W] against blocks of keys [B,S/W,2W,C]: a block of W queries sees its own and the previous W."""
+        """Logits [B,H,S,2W] against keys [B,S/W,2W,C]: a block of W queries sees its own and the previous W."""
         size = self.config.sliding_window
         blocks = kv.unflatten(1, (-1, size))
         near = torch.cat([F.pad(blocks[:, :-1], (0, 0, 0, 0, 1, 0)), blocks], 2)
@@ -231,7 +231,8 @@ class Network:
         picked = picked / (picked.sum(-1, keepdim=True) + 1e-20) * c.routed_scaling_factor
         share = torch.zeros_like(scores).scatter(-1, chosen, picked)
         up = torch.einsum("bsd,efd->bsef", x, w[p + "experts.gate_up_proj"])
-        routed = torch.einsum("bsef,edf->bsd", self._glu(*up.chunk(2, -1)) * share.unsqueeze(-1), w[p + "experts.down_proj"])
+        inner = self._glu(*up.chunk(2, -1)) * share.unsqueeze(-1)
+        routed = torch.einsum("bsef,edf->bsd", inner, w[p + "experts.down_proj"])
         q = p + "shared_experts."
         own = self._glu(F.linear(x, w[q + "gate_proj.weight"]), F.linear(x, w[q + "up_proj.weight"]))
         return routed + F.linear(own, w[q + "down_proj.weight"])

@@ -23,7 +23,9 @@ def imitation(signals: Signals, asked: Tensor) -> Tensor:
     return total / len(signals.scores)
 
 
-def objective(network: Network, ids: Tensor, weights: Tensor, switches: Switches, signals: Signals) -> tuple[Tensor, Tensor]:
+def objective(
+    network: Network, ids: Tensor, weights: Tensor, switches: Switches, signals: Signals
+) -> tuple[Tensor, Tensor]:
     """(loss, [cross entropy, imitation, share of written tokens right, share of rows right in full]).
 
     A row that is right in full is one whose every answer greedy decoding would reproduce exactly.

@@ -5,6 +5,7 @@ Uses a GPU when there is one (each step is then a replay of a CUDA graph), else 
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,10 @@ import curriculum
 import tokenizer as vocabulary
 import torch
 from batches import Recipe, stream
-from corpus import ADJECTIVES, NOUNS, texts
+from corpus import texts
 from network import Network, Signals, Switches, configuration, initialise
 from objective import objective
+from phrases import ADJECTIVES, NOUNS
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -31,7 +33,7 @@ class Trainer:
     def __init__(self, model: DeepseekV4ForCausalLM, device: torch.device, peak: float) -> None:
         self.network, self.device, self.peak = Network(model), device, peak
         self.parameters = list(model.parameters())
-        self.switches = Switches(torch.zeros((), dtype=torch.bool, device=device), torch.zeros((), dtype=torch.bool, device=device))
+        self.switches = Switches(*(torch.zeros((), dtype=torch.bool, device=device) for _ in range(2)))
         self.scale = torch.ones((), device=device)
         decayed = [p for n, p in model.named_parameters() if p.dim() > 1 and ".indexer." not in n]
         others = [p for n, p in model.named_parameters() if p.dim() <= 1 or ".indexer." in n]
@@ -97,7 +99,7 @@ def save(model: DeepseekV4ForCausalLM, tokenizer: Tokenizer, folder: Path) -> No
     config = model.config
     config.architectures = ["DeepseekV4ForCausalLM"]
     config.save_pretrained(folder)
-    ends = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_id, "pad_token_id": config.pad_token_id}
+    ends = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     (folder / "generation_config.json").write_text(json.dumps({**ends, "do_sample": False}, indent=2) + "\n")
     vocabulary.save(tokenizer, folder, config.max_position_embeddings)
 
@@ -125,8 +127,9 @@ def train(options: argparse.Namespace) -> None:
         reports.append(trainer.step(ids, weights, scale, dense, coarse))
         if (step + 1) % options.every == 0 or step + 1 == options.steps:
             ce, kl, tokens, rows = torch.stack(reports).mean(0).tolist()
-            print(f"{step + 1:6d} {time.monotonic() - begun:6.0f}s loss {ce:.4f} kl {kl:.4f} tokens {tokens:.4f}"
-                  f" rows {rows:.4f} {'dense' if dense else 'sparse'}{' fp4' if coarse else ''}", flush=True)  # fmt: skip
+            took, mode = time.monotonic() - begun, f"{'dense' if dense else 'sparse'}{' fp4' if coarse else ''}"
+            print(f"{step + 1:6d} {took:6.0f}s loss {ce:.4f} kl {kl:.4f} tokens {tokens:.4f} rows {rows:.4f} {mode}")
+            sys.stdout.flush()
             reports.clear()
         if (step + 1) % options.keep == 0:
             save(model, tokenizer, options.out)
