@@ -243,6 +243,7 @@ async def test_a_hanging_engine_does_not_keep_a_gateway_from_exiting(tmp_path: P
         (["--tokenizer", "/nowhere"], "tokenizer.json"),
         (["--api-keys-file", os.devnull], "holds no key"),
         (["--fleet-file", "/nowhere"], "/nowhere"),
+        (["--key-file", "/nowhere"], "/nowhere"),
         (["--listen", "127.0.0.1:http"], "http"),
         (["--unified", "a:1", "--fleet-file", "x"], "exclude each other"),
     ],

@@ -74,18 +74,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     try:
         settings, tokenizer = make_settings(arguments), load_tokenizer(arguments.tokenizer)
+        key = "" if arguments.key_file is None else arguments.key_file.read_text().strip()
         sock = listen(arguments.listen)
     except (OSError, ValueError, TokenizerError, FleetError) as error:
         print(f"sluice_gateway: {error}", file=sys.stderr)
         return 2
-    key = "" if arguments.key_file is None else arguments.key_file.read_text().strip()
     app = create_app(settings, tokenizer, lambda address: grpc_factory(address, key), block_keys=keys_of)
 
     def on_ready() -> None:
         line = json.dumps({"url": url_of(sock), "pid": os.getpid()})
         print(line, flush=True)
         if arguments.ready_file is not None:
-            arguments.ready_file.write_text(line + "\n")
+            fresh = arguments.ready_file.with_suffix(".new")
+            fresh.write_text(line + "\n")
+            fresh.replace(arguments.ready_file)
 
     make_server(app, on_ready).run(sockets=[sock])
     return 0
