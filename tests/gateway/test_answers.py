@@ -228,7 +228,7 @@ async def test_a_long_prompt_is_refused_with_numbers(start: Any) -> None:
 
 
 async def test_a_very_long_prompt_is_served(start: Any) -> None:
-    stack = await start(model("Hi", max_context_tokens=1 << 20))
+    stack = await start(model("Hi", max_context_tokens=1 << 20, block_keys=(b"k" * 16,)))
     response = await stack.chat(messages=[{"role": "user", "content": "word " * 100_000}])
     assert response.json()["usage"]["prompt_tokens"] == 500_004
 

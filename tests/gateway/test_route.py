@@ -95,6 +95,22 @@ def test_the_longest_cached_prefix_wins_when_loads_are_equal() -> None:
         assert addresses(choose(short, long, engine(UNIFIED, "none"), seed=seed)) == ("long",)
 
 
+def test_block_keys_are_computed_once_and_only_where_somebody_has_cached_something() -> None:
+    calls: list[int] = []
+
+    def counting(fingerprint: Fingerprint, tokens: tuple[int, ...], page: int) -> tuple[bytes, ...]:
+        calls.append(page)
+        return prefix_keys(fingerprint, tokens, page)
+
+    wanted = Wanted(tuple(range(16)))
+    choose_pair(wanted, [engine(UNIFIED, "u")], 0, counting)
+    assert not calls
+    cached = [engine(UNIFIED, name, block_keys=(b"x",)) for name in "uv"]
+    for seed in range(3):
+        choose_pair(wanted, cached, seed, counting)
+    assert calls == [4]
+
+
 def test_a_busy_engine_loses_its_cached_prefix() -> None:
     keys = prefix_keys(Fingerprint.of({}), tuple(range(16)), 4)
     cached = engine(UNIFIED, "cached", block_keys=(keys[0],), running=7)

@@ -139,7 +139,11 @@ class Gateway:
             Choice(ask, self._track(job, ask, make_sink(index)), self.dispatcher, self._clock, self.counters)
             for index, ask in enumerate(asks)
         ]
-        tickets = self.dispatcher.enter([Wanted(ask.prompt_ids) for ask in asks], self._clock() + job.deadline_s)
+        by_prompt = [Wanted(prompt) for prompt in job.prompts]
+        for entry in by_prompt:
+            await self.dispatcher.prepare(entry)
+        wanted = [entry for entry in by_prompt for _ in range(job.options.n)]
+        tickets = self.dispatcher.enter(wanted, self._clock() + job.deadline_s)
         tasks = [asyncio.create_task(choice.run(ticket)) for choice, ticket in zip(choices, tickets)]
         self._running.update(tasks)
         try:

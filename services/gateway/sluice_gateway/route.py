@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from sluice_gateway.fleet import Engine, Pair, usable_groups
@@ -26,12 +26,14 @@ class Weights:
 class Wanted:
     """A try that needs a pair. `avoid` are addresses of earlier failures: taken only if there is nothing else.
 
-    `fingerprint` is set once tokens were produced: another model must not finish the sentence.
+    `fingerprint` is set once tokens were produced: another model must not finish the sentence. `keys` remembers the
+    block keys of `tokens`, which are worth computing once and only when some engine says what it has cached.
     """
 
     tokens: tuple[int, ...]
     fingerprint: Fingerprint | None = None
     avoid: frozenset[str] = frozenset()
+    keys: dict[tuple[Fingerprint, int], tuple[bytes, ...]] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def choose_pair(
     if not groups:
         return NoRoute(NO_PAIR, _why_nobody(engines, wanted))
     random = Random(seed)
-    scorer = _Scorer(wanted, block_keys, weights, {})
+    scorer = _Scorer(wanted, block_keys, weights)
     candidates = [pair for group in groups for pair in _best_of_group(group, scorer, random)]
     if not candidates:
         return NoRoute(NO_ROOM, "every usable pair is full")
@@ -88,7 +90,6 @@ class _Scorer:
     wanted: Wanted
     block_keys: BlockKeys
     weights: Weights
-    keys: dict[tuple[Fingerprint, int], tuple[bytes, ...]]
 
     def avoided(self, engines: Sequence[Engine]) -> int:
         return sum(engine.member.address in self.wanted.avoid for engine in engines)
@@ -108,10 +109,11 @@ class _Scorer:
             return 0.0
         page = engine.hello.page_tokens
         place = (engine.hello.fingerprint, page)
-        if place not in self.keys:
-            self.keys[place] = self.block_keys(engine.hello.fingerprint, self.wanted.tokens, page)
+        keys = self.wanted.keys.get(place)
+        if keys is None:
+            keys = self.wanted.keys[place] = self.block_keys(engine.hello.fingerprint, self.wanted.tokens, page)
         held = frozenset(engine.load.block_keys)
-        pages = next((i + 1 for i in reversed(range(len(self.keys[place]))) if self.keys[place][i] in held), 0)
+        pages = next((i + 1 for i in reversed(range(len(keys))) if keys[i] in held), 0)
         return pages * page / max(1, len(self.wanted.tokens))
 
 
