@@ -72,7 +72,7 @@ class Model:
         return self._logits(streams, plan)
 
     def _logits(self, streams: Tensor, plan: BatchPlan) -> Tensor:
-        wanted = len(plan.samples)
+        wanted = plan.samples.shape[0]
         if not wanted:
             return streams.new_empty(0, self.config.vocab_size)
         places = torch.nn.functional.pad(plan.samples, (0, padded_rows(wanted) - wanted))
@@ -112,14 +112,14 @@ class _LayerPass:
         ]
         mixed = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         mixed = rotate_(mixed, self.turns.back)
-        return linear(grouped_linear(mixed.view(len(x), c.o_groups, -1), w.o_a), w.o_b)
+        return linear(grouped_linear(mixed.view(x.shape[0], c.o_groups, -1), w.o_a), w.o_b)
 
     def _store_window(self, kv: Tensor) -> Tensor | None:
         """Write the rings; for chunks, return the keys of rings before and batch first."""
         plan, near = self.plan, None
         if plan.rings is not None:
             near = window_keys(self.read, plan.rings, kv_store.round_trip(self.read, SectionKind.WINDOW_KV, kv))
-        values = kv if len(plan.put_tokens) == len(kv) else kv.index_select(0, plan.put_tokens)
+        values = kv if plan.put_tokens.shape == kv.shape[:1] else kv.index_select(0, plan.put_tokens)
         kv_store.store(self.write, SectionKind.WINDOW_KV, plan.put_rows, plan.put_slots, values)
         return near
 

@@ -37,9 +37,9 @@ class RotaryTable:
 
     def at(self, positions: Tensor) -> Tensor:
         """complex64 [n, dims / 2] for int64 positions [n]."""
-        highest = int(positions.max()) if len(positions) else 0
-        while highest >= len(self._turns):
-            first = len(self._turns)
+        highest = int(positions.max()) if positions.numel() else 0
+        while highest >= self._turns.shape[0]:
+            first = self._turns.shape[0]
             angles = torch.arange(first, first + _GROWTH).float()[:, None] * self._frequencies
             self._turns = torch.cat([self._turns, torch.complex(angles.cos(), angles.sin())])
         return self._turns.index_select(0, positions)

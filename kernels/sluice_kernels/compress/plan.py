@@ -37,7 +37,7 @@ class CompressPlan:
 
     @property
     def closes(self) -> bool:
-        return len(self.rows) > 0
+        return bool(self.rows.numel())
 
 
 def plan_compress(rate: int, runs: Sequence[tuple[int, int, int]]) -> CompressPlan:

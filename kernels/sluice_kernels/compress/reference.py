@@ -38,11 +38,11 @@ def compress(view: LayerView, pooling: Pooling, plan: CompressPlan, kv: Tensor, 
 
 def _windows(view: LayerView, buffer: SectionKind, plane: Plane, plan: CompressPlan, raw: Tensor) -> Tensor:
     """[windows, rate, width] raw rows of the windows that close, a copy."""
-    if len(plan.carry):
+    if plan.carry.numel():
         slots = torch.arange(plan.rate)
         held = view.gather(buffer, plane, plan.carry[:, None], slots[None])
         raw = torch.cat([raw, held.flatten(0, 1)])
-    return raw[plan.sources]
+    return raw.index_select(0, plan.sources.flatten()).view(*plan.sources.shape, -1)
 
 
 def _overlap(
@@ -63,10 +63,10 @@ def _overlap(
 
 
 def _carry_on(view: LayerView, buffer: SectionKind, plane: Plane, plan: CompressPlan, raw: Tensor) -> None:
-    if len(plan.zero_rows):
-        view.scatter(buffer, plane, plan.zero_rows, plan.zero_slots, raw.new_zeros(len(plan.zero_rows), raw.shape[1]))
-    if len(plan.put_rows):
-        view.scatter(buffer, plane, plan.put_rows, plan.put_slots, raw[plan.put_tokens])
+    if cleared := plan.zero_rows.numel():
+        view.scatter(buffer, plane, plan.zero_rows, plan.zero_slots, raw.new_zeros(cleared, raw.shape[1]))
+    if plan.put_rows.numel():
+        view.scatter(buffer, plane, plan.put_rows, plan.put_slots, raw.index_select(0, plan.put_tokens))
 
 
 def _spread(rows: Tensor, rate: int) -> tuple[Tensor, Tensor]:

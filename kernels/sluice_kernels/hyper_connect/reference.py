@@ -60,7 +60,8 @@ def _balance_(comb: Tensor, weights: HyperWeights) -> None:
 
     `comb` [n, N * N] is a multiple of ROW_BLOCK rows; the product takes them block by block as every linear does.
     """
-    for block in comb.split(ROW_BLOCK):
+    for start in range(0, comb.shape[0], ROW_BLOCK):
+        block = comb[start : start + ROW_BLOCK]
         total = torch.addmm(weights.floor, block, weights.ones_columns)
         block.div_(total)
         for _ in range(weights.iterations - 1):

@@ -53,7 +53,7 @@ def route(x: Tensor, tokens: Tensor, weights: MoeWeights) -> tuple[Tensor, Tenso
 def _dense(x: Tensor, chosen: Tensor, share: Tensor, weights: MoeWeights) -> Tensor:
     """An expert that was not chosen has share 0. The last product sums over experts, too."""
     count = weights.experts + 1
-    spread = x.new_zeros(len(x), count)
+    spread = x.new_zeros(x.shape[0], count)
     spread[:, -1] = 1.0
     spread.scatter_add_(1, chosen, share)
     hidden = _swiglu(linear(x, weights.up).unflatten(1, (count, 2, -1)), weights.limit)

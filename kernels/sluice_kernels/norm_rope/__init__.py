@@ -7,7 +7,7 @@ from sluice_kernels.view import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """fp32 over the last dimension; without weight the plain norm."""
+    """Of fp32 x, over the last dimension; without weight the plain norm."""
     return reference.rms_norm(x, weight, eps)
 
 

@@ -6,7 +6,6 @@ from sluice_kernels.view import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    x = x.float()
     normed = x * inverse_rms(x, eps)
     return normed if weight is None else normed.mul_(weight)
 
@@ -20,5 +19,5 @@ def inverse_rms(x: Tensor, eps: float) -> Tensor:
 def rotate_(x: Tensor, turns: Tensor) -> Tensor:
     pairs = turns.shape[-1]
     tail = torch.view_as_complex(x[..., x.shape[-1] - 2 * pairs :].unflatten(-1, (pairs, 2)))
-    tail.mul_(turns.view(len(turns), *([1] * (x.dim() - 2)), pairs))
+    tail.mul_(turns if x.dim() == 2 else turns.view(-1, *([1] * (x.dim() - 2)), pairs))
     return x

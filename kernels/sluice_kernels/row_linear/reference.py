@@ -10,19 +10,26 @@ ROW_BLOCK = 32
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    x, weight = x.to(weight.dtype), weight.t()
-    if len(x) == ROW_BLOCK:
-        return torch.mm(x, weight).float()
-    out = x.new_empty(len(x), weight.shape[1])
-    for start in range(0, len(x), ROW_BLOCK):
+    if x.dtype is not weight.dtype:
+        return linear_of(x.to(weight.dtype), weight).float()
+    return linear_of(x, weight)
+
+
+def linear_of(x: Tensor, weight: Tensor) -> Tensor:
+    """In the dtype of both."""
+    rows, weight = x.shape[0], weight.t()
+    if rows == ROW_BLOCK:
+        return torch.mm(x, weight)
+    out = x.new_empty(rows, weight.shape[1])
+    for start in range(0, rows, ROW_BLOCK):
         torch.mm(x[start : start + ROW_BLOCK], weight, out=out[start : start + ROW_BLOCK])
-    return out.float()
+    return out
 
 
 def grouped_linear(x: Tensor, weight: Tensor) -> Tensor:
     columns = weight.transpose(1, 2)
     blocks = [
         torch.bmm(x[start : start + ROW_BLOCK].to(weight.dtype).transpose(0, 1), columns).transpose(0, 1)
-        for start in range(0, len(x), ROW_BLOCK)
+        for start in range(0, x.shape[0], ROW_BLOCK)
     ]
     return (blocks[0] if len(blocks) == 1 else torch.cat(blocks)).flatten(1).float()
