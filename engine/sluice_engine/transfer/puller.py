@@ -28,6 +28,7 @@ from sluice_protocol.source import SourceHello
 
 # Nothing to do: how long until the next look.
 IDLE_S = 0.25
+_PROGRESS = ("pieces_posted", "pieces_done", "pieces_failed", "records_verified")
 
 
 class Puller:
@@ -49,7 +50,9 @@ class Puller:
         self._filling: dict[RecordAt, int] = {}
         self._events: list[PullEvent] = []
         self._serial = 0
+        # When something moved last, and whether it did in the last tick.
         self._moved = 0.0
+        self._busy = False
         self.counters: Counter[str] = Counter()
         # Test hook: how many pieces may still be posted; None: no limit.
         self.allowance: int | None = None
@@ -117,6 +120,7 @@ class Puller:
 
     def tick(self, now: float) -> list[PullEvent]:
         """One turn: at most one post, no waiting. Returns what happened since the last turn."""
+        before = self._progress
         self._take_verdicts(now)
         for pull in [*self._pulls.values(), *self._ghosts]:
             if pull.flight is not None:
@@ -127,23 +131,28 @@ class Puller:
         for serial, items in self._to_verify:
             self._verifier.submit(serial, items)
         self._to_verify.clear()
+        self._busy = self._progress != before
         self._events += self._stranded.due(now)
         events, self._events = self._events, []
         return events
 
     def idle_for(self, now: float) -> float:
         """Seconds that the caller may wait before the next tick, unless a command comes. 0: more can be done now."""
-        if self._events or self._moved == now or self._next_to_post() is not None:
+        if self._events or self._busy or self._next_to_post() is not None:
             return 0.0
         flying = [pull for pull in self._pulls.values() if pull.flight is not None]
         if any(pull.state is not PullState.ZOMBIE for pull in flying):
             # Soon after something moved something will again; a source that is silent is asked less often.
             return min(max((now - self._moved) / 4, 50e-6), 2e-3)
         if any(pull.outstanding for pull in self._pulls.values() if pull.state is PullState.RUN):
-            return 200e-6 if self.allowance is None else 5e-3
+            return 50e-6 if self.allowance is None else 5e-3
         return self._settings.zombie_poll_s if self._ghosts else IDLE_S
 
     # -- questions -------------------------------------------------------------------------------------------------
+
+    @property
+    def _progress(self) -> tuple[int, ...]:
+        return tuple(self.counters[name] for name in _PROGRESS)
 
     @property
     def num_leases(self) -> int:
@@ -254,6 +263,8 @@ class Puller:
         self.counters["pieces_posted"] += 1
         if self.allowance is not None:
             self.allowance -= 1
+        # Some lanes have copied everything by now.
+        self._poll(pull, now)
 
     def _next_to_post(self) -> Pull | None:
         if self.allowance == 0:

@@ -38,7 +38,7 @@ from sluice_protocol.source import SourceHello
 from sluice_records import RecordKind
 
 # A start that hangs (an agent, the self-test) ends with every thread's stack on stderr and exit code 1.
-START_LIMIT_S = 30.0
+START_LIMIT_S = 60.0
 EXIT_OK, EXIT_SPEC, EXIT_UNAVAILABLE, EXIT_LEADER_GONE, EXIT_THREAD_DIED = 0, 2, 3, 4, 5
 
 
