@@ -101,6 +101,7 @@ class _SourceLease:
         self._events: asyncio.Queue[tuple[LeaseEvent, Any]] = asyncio.Queue()
         self._granted: list[GrantedRecord] = []
         self._ttl: asyncio.TimerHandle | None = None
+        self._asked = False
 
     def post(self, event: LeaseEvent, message: object) -> None:
         self._thread.call(self._events.put_nowait, (event, message))
@@ -115,10 +116,8 @@ class _SourceLease:
             reading.cancel()
             if self._ttl is not None:
                 self._ttl.cancel()
-            if not self._lease.ended:
-                for effect in self._lease.on(LeaseEvent.STREAM_ENDED):
-                    if effect is LeaseEffect.LEASE_ENDED:
-                        self._tell_ended()
+            # The handler may be cancelled between two effects; the hold ends with the stream all the same.
+            self._tell_ended()
 
     async def _read(self) -> None:
         """Messages to events, until the stream ends; a malformed one becomes UNKNOWN and ends it."""
@@ -182,6 +181,7 @@ class _SourceLease:
         if refused is not None:
             self._events.put_nowait((LeaseEvent.REFUSED, refused))
             return
+        self._asked = True
         loop = asyncio.get_running_loop()
         self._ttl = loop.call_later(opened.ttl_ms / 1e3, self._events.put_nowait, (LeaseEvent.TTL, None))
         self._thread.tell_leader(self._thread.rooms.open_source, opened, self)
@@ -195,4 +195,7 @@ class _SourceLease:
             await self._context.write(encode_source_message(data))
 
     def _tell_ended(self) -> None:
-        self._thread.tell_leader(self._thread.rooms.lease_ended, self)
+        """Once, and only where the leader was asked at all."""
+        if self._asked:
+            self._asked = False
+            self._thread.tell_leader(self._thread.rooms.lease_ended, self)

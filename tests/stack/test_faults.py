@@ -1,0 +1,162 @@
+"""Real processes: clients that go away in every phase, engines that are killed in the middle of an answer.
+
+After each: the next request is served, every byte is accounted for, nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+
+import pytest
+from stack_double import RunningStack, eventually
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
+
+LONG = "a long story " * 60  # about 800 tokens of one byte each
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[RunningStack]:
+    """One pair, two rows each; a token costs time, so that every phase can be met."""
+    with RunningStack(scripted={"token_cost_us": 1500.0}, spec={"max_running": 2}) as stack:
+        stack.start("prefill", "decode")
+        stack.start_gateway()
+        yield stack
+
+
+def phase_of(stack: RunningStack, engine: str, phase: str) -> bool:
+    return bool(stack.engines[engine].inspect()["sequences"].get(phase))
+
+
+def assert_well(stack: RunningStack) -> None:
+    """The next request is served; the books are exact."""
+    again = stack.chat("are you well?", max_tokens=5)
+    assert len(again.text()) == 5
+    for engine in stack.engines.values():
+        engine.settled()
+
+
+def test_the_way_a_request_takes(slow):
+    stream = slow.chat("hello " * 20, max_tokens=12)
+    assert len(stream.text()) == 12
+    assert stream.route["transport"] == "nixl"
+    assert stream.route["prefill_pid"] == slow.engines["prefill-0"].pid("leader")
+    assert stream.route["decode_pid"] == slow.engines["decode-0"].pid("leader")
+    assert stream.route["records"] >= 8
+    assert stream.route["chunks"] >= 2
+    assert_well(slow)
+
+
+def test_a_client_goes_while_prefilling(slow):
+    stream = slow.chat(LONG + "1", max_tokens=50)
+    eventually(lambda: phase_of(slow, "prefill-0", "prefilling"), "it prefills")
+    stream.drop()
+    assert_well(slow)
+
+
+def test_a_client_goes_while_decoding(slow):
+    stream = slow.chat("count for me", max_tokens=2000)
+    pieces = iter(stream)
+    for _ in range(5):
+        next(pieces)
+    assert phase_of(slow, "decode-0", "decoding")
+    stream.drop()
+    assert_well(slow)
+
+
+def test_a_client_goes_while_queued(slow):
+    running = [slow.chat(f"{i} talk", max_tokens=400) for i in range(2)]
+    readers = [iter(stream) for stream in running]
+    for reader in readers:
+        next(reader)
+    queued = slow.chat("am I next?", max_tokens=400)
+    # It is in the gateway: both rows are taken and no engine has heard of it.
+    eventually(lambda: slow.engines["decode-0"].inspect()["streams"] == 2, "two run")
+    queued.drop()
+    for stream in running:
+        stream.drop()
+    assert_well(slow)
+
+
+def test_a_client_goes_while_pulling(slow):
+    """The reader's sidecar is stopped, so that the pull cannot end; then it goes on and finds nobody waiting."""
+    sidecar = slow.engines["decode-0"].pid("sidecar")
+    os.kill(sidecar, signal.SIGSTOP)
+    try:
+        stream = slow.chat(LONG + "2", max_tokens=50)
+        assert next(iter(stream))  # the first token comes from prefill, before the pull ends
+        assert phase_of(slow, "decode-0", "pulling")
+        stream.drop()
+        eventually(lambda: phase_of(slow, "decode-0", "ending"), "the reader gave up")
+        told = slow.engines["decode-0"].inspect()
+        assert told["ledger"]["page"]["filling"] > 0  # still nobody's: something may land
+    finally:
+        os.kill(sidecar, signal.SIGCONT)
+    assert_well(slow)
+
+
+def test_garbage_on_the_engines_port_ends_its_own_connection(slow):
+    host, port = slow.engines["prefill-0"].ready["source_address"].split(":")
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 5000, os.urandom(4096)):
+        with socket.create_connection((host, int(port)), timeout=10) as sock:
+            sock.sendall(garbage)
+    assert_well(slow)
+
+
+def test_the_transport_sidecar_is_killed_and_comes_back(slow):
+    for name in ("decode-0", "prefill-0"):
+        engine = slow.engines[name]
+        before = len([e for e in engine.process.events if e.get("sidecar_event") == "ready"])
+        pid = engine.pid("sidecar") if before == 1 else None
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        eventually(
+            lambda engine=engine, before=before: (
+                len([e for e in engine.process.events if e.get("sidecar_event") == "ready"]) > before
+            ),
+            "a new sidecar",
+        )
+    eventually(lambda: slow.get("/readyz")[0] == 200, "routable")
+    assert_well(slow)
+
+
+@pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
+@pytest.mark.parametrize("what", ["supervisor", "leader", "rank"])
+def test_an_engine_is_killed_in_the_middle_and_the_text_is_the_same(victim, what):
+    """Two pairs; the gateway goes on over prompt and output on what is left."""
+    with RunningStack(scripted={"token_cost_us": 4000.0}) as stack:
+        stack.start("prefill", "prefill", "decode", "decode")
+        stack.start_gateway()
+        prompt, tokens = "tell me everything, from the beginning", 60
+        undisturbed = stack.chat(prompt, tokens).text()
+        assert len(undisturbed) == tokens
+        # Loaded so that the next one lands on the victim, whichever the gateway would choose: run one on each decode.
+        streams = [stack.chat(prompt, tokens) for _ in range(4)]
+        readers = [iter(stream) for stream in streams]
+        texts = [next(reader) for reader in readers]
+        assert stack.engines[victim].inspect()["counters"].get("steps", 0) > 0
+        engine = stack.engines[victim]
+        pid = engine.supervisor if what == "supervisor" else engine.pid(what)
+        os.kill(pid, signal.SIGKILL)
+        for i, reader in enumerate(readers):
+            texts[i] += "".join(reader)
+        assert texts == [undisturbed] * 4
+        status = stack.forget(victim)
+        assert status != 0
+        stack.write_fleet()
+        assert_well(stack)
+
+
+def test_two_checkpoints_of_one_shape_are_no_pair(tmp_path):
+    """Scripted models that differ in a value only: the fingerprint's model field."""
+    with RunningStack() as stack:
+        stack.start("prefill", scripted={"step_cost_us": 1.0})
+        stack.start("decode", scripted={"step_cost_us": 2.0})
+        with pytest.raises(AssertionError, match="sees a pair"):
+            stack.start_gateway()
+        status, body = stack.get("/readyz")
+        assert status == 503
+        assert "model" in str(body)

@@ -1,0 +1,275 @@
+"""Real engines and a real gateway as processes on loopback. Everything started is ended, and checked to be."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import psutil
+
+from sluice_engine.grpc_options import KEY_HEADER
+from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc
+
+KEY = "test-key"
+DEADLINE_S = 90.0
+
+
+def eventually(check: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
+    """The first true value of `check`; polled, for there is nothing to wait on from outside a process."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = check()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        time.sleep(0.02)
+
+
+class Process:
+    """A child whose stdout is JSON lines, read by a thread so that it can never block on a full pipe."""
+
+    def __init__(self, *argv: str) -> None:
+        self.popen = subprocess.Popen(
+            [sys.executable, *argv], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        self.events: list[dict[str, Any]] = []
+        self._fresh: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        for line in self.popen.stdout:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            self.events.append(event)
+            self._fresh.put(event)
+        self._fresh.put(None)
+
+    def wait_event(self, match: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            event = self._fresh.get(timeout=max(0.1, deadline - time.monotonic()))
+            assert event is not None, f"it ended with {self.popen.wait()} first: {self.events[-3:]}"
+            if match(event):
+                return event
+
+    def stop(self, timeout_s: float = 40.0) -> int:
+        if self.popen.poll() is None:
+            self.popen.terminate()
+        try:
+            status = self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            status = self.popen.wait(10)
+        self._reader.join(10)
+        assert self.popen.stdout is not None
+        self.popen.stdout.close()
+        return status
+
+
+@dataclass
+class EngineProcess:
+    name: str
+    role: str
+    process: Process
+    ready: dict[str, Any]
+
+    @property
+    def address(self) -> str:
+        return str(self.ready["address"])
+
+    @property
+    def supervisor(self) -> int:
+        return self.process.popen.pid
+
+    def pid(self, what: str) -> int:
+        """Of its leader, rank or transport sidecar."""
+        if what == "leader":
+            return int(self.ready["pid"])
+        return int(self.ready["ranks"]["0"] if what == "rank" else self.ready["transport"]["pid"])
+
+    def inspect(self) -> dict[str, Any]:
+        with grpc.insecure_channel(self.address) as channel:
+            stub = engine_pb2_grpc.EngineStub(channel)
+            reply = stub.Inspect(engine_pb2.InspectRequest(), metadata=((KEY_HEADER, KEY),), timeout=20)
+        told: dict[str, Any] = json.loads(reply.json)
+        return told
+
+    def settled(self) -> dict[str, Any]:
+        """Its books once nothing is running: exact, and nothing held but by the cache."""
+
+        def check() -> dict[str, Any] | None:
+            told = self.inspect()
+            idle = not told["sequences"] and not told["rooms"]["source"] and not told["rooms"]["reader"]
+            return told if idle and told["streams"] == 0 else None
+
+        told: dict[str, Any] = eventually(check, f"{self.name} settles")
+        assert told["integrity"] == "exact", told
+        page, state = told["ledger"]["page"], told["ledger"]["state"]
+        assert page["filling"] == page["stranded"] == state["filling"] == state["live"] == 0, told
+        assert page["live"] == told["cached"]["pages"], told
+        return told
+
+
+@dataclass
+class RunningStack:
+    """Start engines, then the gateway. Use as a context manager."""
+
+    model: str = ""
+    zygote: str = ""
+    scripted: dict[str, Any] = field(default_factory=dict)
+    spec: dict[str, Any] = field(default_factory=dict)
+    engines: dict[str, EngineProcess] = field(default_factory=dict)
+    gateway: Process | None = None
+    url: str = ""
+
+    def __enter__(self) -> RunningStack:
+        self.directory = Path(tempfile.mkdtemp(prefix="sluice-test-"))
+        self._all_pids: set[int] = set()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._note_pids()
+        if self.gateway is not None:
+            self.gateway.stop()
+        for engine in self.engines.values():
+            engine.process.stop()
+        eventually(lambda: not [pid for pid in self._all_pids if psutil.pid_exists(pid)], "all processes are gone")
+        shutil.rmtree(self.directory)
+
+    def start(self, *roles: str, **spec: Any) -> list[EngineProcess]:
+        """Engines named role-0, role-1, …, side by side."""
+        begun = []
+        for role in roles:
+            name = f"{role}-{sum(e.role == role for e in self.engines.values()) + sum(r == role for r, _ in begun)}"
+            begun.append((role, name))
+        processes = [(role, name, self._spawn(role, name, spec)) for role, name in begun]
+        for role, name, process in processes:
+            ready = process.wait_event(lambda event: event.get("event") == "ready")
+            self.engines[name] = EngineProcess(name, role, process, ready)
+        self._note_pids()
+        return [self.engines[name] for _, name, _ in processes]
+
+    def _spawn(self, role: str, name: str, more: dict[str, Any]) -> Process:
+        run_dir = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.directory))
+        told: dict[str, Any] = {"role": role, "name": name, "run_dir": str(run_dir), "key": KEY}
+        told |= {"model": self.model} if self.model else {"scripted": self.scripted}
+        path = run_dir / "spec.json"
+        path.write_text(json.dumps(told | self.spec | more))
+        argv = ["-m", "sluice_engine.supervise", "--spec", str(path), "--parent", str(os.getpid())]
+        return Process(*argv, *(["--zygote", self.zygote] if self.zygote else []))
+
+    def start_gateway(self, *more: str) -> str:
+        (self.directory / "key").write_text(KEY)
+        self.write_fleet()
+        self.gateway = Process(
+            *("-m", "sluice_gateway", "--model-name", "m", "--tokenizer", self.model or "bytes"),
+            *("--key-file", str(self.directory / "key"), "--fleet-file", str(self.directory / "fleet.json")),
+            *("--shutdown-s", "2", *more),
+        )
+        self.url = self.gateway.wait_event(lambda event: "url" in event)["url"]
+        self._all_pids.add(self.gateway.popen.pid)
+        eventually(lambda: self.get("/readyz")[0] == 200, "the gateway sees a pair")
+        return self.url
+
+    def write_fleet(self) -> None:
+        members = [{"role": e.role, "address": e.address} for e in self.engines.values()]
+        fresh = self.directory / "fleet.new"
+        fresh.write_text(json.dumps({"members": members}))
+        fresh.replace(self.directory / "fleet.json")
+
+    def forget(self, name: str) -> int:
+        """An engine that was killed: its supervisor's exit status."""
+        return self.engines.pop(name).process.stop()
+
+    def get(self, path: str) -> tuple[int, Any]:
+        connection = self.connect()
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, json.loads(response.read() or b"null")
+        finally:
+            connection.close()
+
+    def connect(self) -> HTTPConnection:
+        parts = urlsplit(self.url)
+        assert parts.hostname is not None
+        return HTTPConnection(parts.hostname, parts.port, timeout=DEADLINE_S)
+
+    def chat(self, text: str, max_tokens: int = 16, **more: Any) -> ChatStream:
+        return ChatStream(self.connect(), [{"role": "user", "content": text}], max_tokens, more)
+
+    def _note_pids(self) -> None:
+        for engine in self.engines.values():
+            if psutil.pid_exists(engine.supervisor):
+                root = psutil.Process(engine.supervisor)
+                self._all_pids |= {root.pid, *(child.pid for child in root.children(recursive=True))}
+
+
+class ChatStream:
+    """One streamed chat, greedy. Iterate for pieces; `drop` closes the connection as a client does that goes away."""
+
+    def __init__(
+        self, connection: HTTPConnection, messages: list[dict[str, str]], max_tokens: int, more: dict[str, Any]
+    ) -> None:
+        body = {
+            "model": "m",
+            "messages": messages,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        headers = {"Content-Type": "application/json", "x-sluice-route": "1"}
+        self._connection = connection
+        self.route: dict[str, Any] = {}
+        self.usage: dict[str, Any] = {}
+        self.finish = ""
+        connection.request("POST", "/v1/chat/completions", json.dumps(body | more), headers)
+
+    def __iter__(self) -> Any:
+        response = self._connection.getresponse()
+        assert response.status == 200, (response.status, response.read())
+        for line in response:
+            data = line.removeprefix(b"data: ").strip()
+            if not data or data == b"[DONE]":
+                continue
+            chunk = json.loads(data)
+            assert "error" not in chunk, chunk
+            self.route = chunk.get("sluice") or self.route
+            self.usage = chunk.get("usage") or self.usage
+            for choice in chunk["choices"]:
+                self.finish = choice.get("finish_reason") or self.finish
+                if choice["delta"].get("content"):
+                    yield choice["delta"]["content"]
+        self._connection.close()
+
+    def text(self) -> str:
+        return "".join(self)
+
+    def drop(self) -> None:
+        if self._connection.sock is not None:
+            self._connection.sock.shutdown(2)
+        self._connection.close()
+
+
+def send_signal(pid: int, sig: signal.Signals) -> None:
+    os.kill(pid, sig)
