@@ -208,7 +208,7 @@ def show(nbytes: int, times: dict[str, list[float]]) -> None:
         median = statistics.median(seconds)
         print(
             f"{name:20} {median * 1e3:7.2f} ms  {nbytes / median / 1e9:6.2f} GB/s  ratio {mark / median:5.2f}"
-            f"   (min {min(seconds) * 1e3:.2f}, max {max(seconds) * 1e3:.2f}, ratio of minima {best / min(seconds):.2f})"
+            f"   (min {min(seconds) * 1e3:.2f}, max {max(seconds) * 1e3:.2f}, of minima {best / min(seconds):.2f})"
         )
 
 
