@@ -6,7 +6,7 @@ sections of one acquisition with records of another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -82,32 +82,32 @@ class PoolViews:
         return LayerView(layer, self._layouts.geometry, table, self._sections[layer], writable=True)
 
     def _read_table(self, records: BatchRecords) -> RecordTable:
+        pages = set().union(*records.pages)
+        self._known(RecordKind.STATE, records.states)
+        self._known(RecordKind.PAGE, pages)
+        check = self._mirror.check_readable
         for state in records.states:
-            self._known(RecordKind.STATE, state)
-            self._mirror.check_readable(RecordKind.STATE, state)
-        for page in set().union(*records.pages):
-            self._known(RecordKind.PAGE, page)
-            self._mirror.check_readable(RecordKind.PAGE, page)
-        width = max((len(pages) for pages in records.pages), default=0)
-        table = np.zeros((len(records.pages), max(width, 1)), dtype=np.int64)
-        for row, pages in enumerate(records.pages):
-            table[row, : len(pages)] = pages
-            table[row, len(pages) :] = pages[0] if pages else 0
+            check(RecordKind.STATE, state)
+        for page in pages:
+            check(RecordKind.PAGE, page)
+        width = max((len(row) for row in records.pages), default=0) or 1
+        padded = [[*row, *([row[0] if row else 0] * (width - len(row)))] for row in records.pages]
+        table = np.array(padded, dtype=np.int64).reshape(len(padded), width)
         return RecordTable(torch.tensor(records.states, dtype=torch.int64), torch.from_numpy(table))
 
     def _write_table(self, records: BatchRecords) -> RecordTable:
+        self._known(RecordKind.STATE, records.states)
         for state in records.states:
-            self._known(RecordKind.STATE, state)
             self._mirror.check_writable(RecordKind.STATE, state)
         width = max((columns.stop for columns in records.written), default=0)
         table = np.full((len(records.pages), max(width, 1)), _NOT_ACQUIRED, dtype=np.int64)
         for row, (pages, columns) in enumerate(zip(records.pages, records.written, strict=True)):
+            self._known(RecordKind.PAGE, pages[columns.start : columns.stop])
             for column in columns:
-                self._known(RecordKind.PAGE, pages[column])
                 self._mirror.check_writable(RecordKind.PAGE, pages[column])
                 table[row, column] = pages[column]
         return RecordTable(torch.tensor(records.states, dtype=torch.int64), torch.from_numpy(table))
 
-    def _known(self, kind: RecordKind, record: int) -> None:
-        if not 0 <= record < self._limits[kind]:
-            raise IndexError(f"{kind.value} record {record} of {self._limits[kind]}")
+    def _known(self, kind: RecordKind, records: Collection[int]) -> None:
+        if records and not 0 <= min(records) <= max(records) < self._limits[kind]:
+            raise IndexError(f"{kind.value} records {min(records)} to {max(records)} of {self._limits[kind]}")

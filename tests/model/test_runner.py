@@ -222,3 +222,12 @@ def test_without_the_gate_a_late_load_would_be_read(tiny: Any, kind: RecordKind)
 
     assert torch.equal(late(gated=True), wanted)
     assert not torch.equal(late(gated=False), wanted)
+
+
+def test_records_that_do_not_exist_are_an_error(tiny: Any) -> None:
+    """Negative numbers would count from the end, of memory and of the mirror."""
+    for state, page in ((-1, 3), (3, -1), (40, 3), (3, 220)):
+        driver = Driver(tiny)
+        driver.runner.bind(RowBinding(0, state, (page,), 0, Sampling()))
+        with pytest.raises(IndexError, match=" of "):
+            driver.runner.run(Batch((RowWork(0, 0, (1,), True),)))

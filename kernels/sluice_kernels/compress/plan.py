@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from sluice_kernels.view import Tensor
@@ -96,4 +97,4 @@ def plan_compress(rate: int, runs: Sequence[tuple[int, int, int]]) -> CompressPl
 
 
 def _ids(values: Sequence[object]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64)
+    return torch.from_numpy(np.array(values, dtype=np.int64))
