@@ -10,11 +10,16 @@ import signal
 import socket
 from collections.abc import Iterator
 
+import grpc
 import pytest
-from stack_double import RunningStack, eventually
+from stack_double import KEY, EngineProcess, RunningStack, eventually
+
+from sluice_engine.grpc_options import KEY_HEADER
+from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
+SHORT = "tell me everything, from the beginning"
 LONG = "a long story " * 60  # about 800 tokens of one byte each
 
 
@@ -123,40 +128,101 @@ def test_the_transport_sidecar_is_killed_and_comes_back(slow):
     assert_well(slow)
 
 
-@pytest.mark.parametrize("victim", ["prefill-0", "decode-0"])
-@pytest.mark.parametrize("what", ["supervisor", "leader", "rank"])
-def test_an_engine_is_killed_in_the_middle_and_the_text_is_the_same(victim, what):
-    """Two pairs; the gateway goes on over prompt and output on what is left."""
-    with RunningStack(scripted={"token_cost_us": 4000.0}) as stack:
-        stack.start("prefill", "prefill", "decode", "decode")
+def busiest(stack: RunningStack, role: str) -> EngineProcess | None:
+    """The engine of this role that has the most to do, if one has anything."""
+    told = [(sum(e.inspect()["sequences"].values()), e.name) for e in stack.engines.values() if e.role == role]
+    count, name = max(told)
+    return stack.engines[name] if count else None
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, str]:
+    """What the two requests below get when nobody dies: by their text."""
+    with RunningStack(scripted={}) as stack:
+        stack.start("unified")
         stack.start_gateway()
-        prompt, tokens = "tell me everything, from the beginning", 60
-        undisturbed = stack.chat(prompt, tokens).text()
-        assert len(undisturbed) == tokens
-        # Loaded so that the next one lands on the victim, whichever the gateway would choose: run one on each decode.
-        streams = [stack.chat(prompt, tokens) for _ in range(4)]
+        return {text: stack.chat(text, tokens).text() for text, tokens in ((SHORT, 60), (LONG, 12))}
+
+
+def kill(engine: EngineProcess, what: str) -> None:
+    os.kill(engine.supervisor if what == "supervisor" else engine.pid(what), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("what", ["supervisor", "leader", "rank"])
+def test_a_decode_engine_is_killed_in_the_middle_and_the_text_is_the_same(what, undisturbed):
+    """Two pairs; the gateway goes on over prompt and output on what is left."""
+    with RunningStack(scripted={"step_cost_us": 15000.0}) as stack:
+        stack.start("prefill", "decode", "decode")
+        stack.start_gateway()
+        streams = [stack.chat(SHORT, 60) for _ in range(4)]
         readers = [iter(stream) for stream in streams]
-        texts = [next(reader) for reader in readers]
-        assert stack.engines[victim].inspect()["counters"].get("steps", 0) > 0
-        engine = stack.engines[victim]
-        pid = engine.supervisor if what == "supervisor" else engine.pid(what)
-        os.kill(pid, signal.SIGKILL)
-        for i, reader in enumerate(readers):
-            texts[i] += "".join(reader)
-        assert texts == [undisturbed] * 4
-        status = stack.forget(victim)
-        assert status != 0
+        texts = ["".join(next(reader) for _ in range(3)) for reader in readers]
+        victim = busiest(stack, "decode")
+        assert victim is not None
+        kill(victim, what)
+        texts = [text + "".join(reader) for text, reader in zip(texts, readers, strict=True)]
+        assert texts == [undisturbed[SHORT]] * 4
+        assert max(stream.route["tries"] for stream in streams) > 1
+        assert stack.forget(victim.name) != 0
         stack.write_fleet()
         assert_well(stack)
 
 
-def test_two_checkpoints_of_one_shape_are_no_pair(tmp_path):
-    """Scripted models that differ in a value only: the fingerprint's model field."""
+@pytest.mark.parametrize("what", ["supervisor", "leader", "rank"])
+def test_a_prefill_engine_is_killed_in_the_middle_and_the_text_is_the_same(what, undisturbed):
+    with RunningStack(scripted={"token_cost_us": 1500.0}) as stack:
+        stack.start("prefill", "prefill", "decode")
+        stack.start_gateway()
+        stream = stack.chat(LONG, 12)
+        victim = eventually(lambda: busiest(stack, "prefill"), "it prefills")
+        kill(victim, what)
+        assert stream.text() == undisturbed[LONG]
+        assert stream.route["tries"] > 1
+        assert stack.forget(victim.name) != 0
+        stack.write_fleet()
+        assert_well(stack)
+
+
+def test_two_checkpoints_of_one_shape_are_no_pair():
+    """They differ in a value only. The gateway makes no pair of them, and the source itself refuses the lease."""
     with RunningStack() as stack:
-        stack.start("prefill", scripted={"step_cost_us": 1.0})
-        stack.start("decode", scripted={"step_cost_us": 2.0})
+        prefill = stack.start("prefill", scripted={"step_cost_us": 1.0})[0]
+        decode = stack.start("decode", scripted={"step_cost_us": 2.0})[0]
         with pytest.raises(AssertionError, match="sees a pair"):
-            stack.start_gateway()
+            stack.start_gateway(ready_s=3.0)
         status, body = stack.get("/readyz")
         assert status == 503
-        assert "model" in str(body)
+        assert "differ in model" in str(body)
+        ended = generate_directly(decode, prefill.ready["source_address"])
+        assert (ended.reason, ended.error) == ("failed", "FingerprintMismatch")
+        assert "model" in ended.detail
+        prefill.settled()
+        decode.settled()
+
+
+def generate_directly(decode: EngineProcess, source_address: str) -> engine_pb2.Ended:
+    """As a gateway that pairs what is no pair."""
+    metadata = ((KEY_HEADER, KEY),)
+    with grpc.insecure_channel(decode.address) as channel:
+        stub = engine_pb2_grpc.EngineStub(channel)
+        attach = stub.Attach(engine_pb2.AttachRequest(gateway_id="test"), metadata=metadata)
+        next(attach)
+        request = engine_pb2.GenerateRequest(
+            request_id="r",
+            gateway_id="test",
+            prompt_ids=[1, 2, 3],
+            sampling=engine_pb2.Sampling(max_tokens=4),
+            source_address=source_address,
+        )
+        events = list(stub.Generate(request, metadata=metadata, timeout=30))
+        attach.cancel()
+    return events[-1].ended
+
+
+def test_a_caller_without_the_key_is_refused(slow):
+    with grpc.insecure_channel(slow.engines["decode-0"].address) as channel:
+        stub = engine_pb2_grpc.EngineStub(channel)
+        for metadata in ((), ((KEY_HEADER, "guess"),)):
+            with pytest.raises(grpc.RpcError) as info:
+                stub.Hello(engine_pb2.EngineHelloRequest(schema_version=1), metadata=metadata, timeout=20)
+            assert info.value.code() is grpc.StatusCode.UNAUTHENTICATED

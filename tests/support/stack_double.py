@@ -177,7 +177,7 @@ class RunningStack:
         argv = ["-m", "sluice_engine.supervise", "--spec", str(path), "--parent", str(os.getpid())]
         return Process(*argv, *(["--zygote", self.zygote] if self.zygote else []))
 
-    def start_gateway(self, *more: str) -> str:
+    def start_gateway(self, *more: str, ready_s: float = 30.0) -> str:
         (self.directory / "key").write_text(KEY)
         self.write_fleet()
         self.gateway = Process(
@@ -187,7 +187,7 @@ class RunningStack:
         )
         self.url = self.gateway.wait_event(lambda event: "url" in event)["url"]
         self._all_pids.add(self.gateway.popen.pid)
-        eventually(lambda: self.get("/readyz")[0] == 200, "the gateway sees a pair")
+        eventually(lambda: self.get("/readyz")[0] == 200, "the gateway sees a pair", ready_s)
         return self.url
 
     def write_fleet(self) -> None:

@@ -8,6 +8,7 @@ from random import Random
 
 from sluice_gateway.fleet import Engine, Pair, usable_groups
 from sluice_protocol.fingerprint import Fingerprint
+from sluice_protocol.generate import Role
 
 BlockKeys = Callable[[Fingerprint, tuple[int, ...], int], tuple[bytes, ...]]
 """(fingerprint, tokens, page tokens) to the keys of all full pages, in order."""
@@ -82,7 +83,19 @@ def _why_nobody(engines: Sequence[Engine], wanted: Wanted) -> str:
         return "; ".join(reasons[:8])
     if not engines:
         return "no engine is known"
-    return "no prefill and decode engine with equal fingerprints" if wanted.fingerprint is None else "the model is gone"
+    if wanted.fingerprint is not None:
+        return "the model is gone"
+    return "no prefill and decode engine with equal fingerprints" + _where_they_differ(engines)
+
+
+def _where_they_differ(engines: Sequence[Engine]) -> str:
+    """The facts that the nearest prefill and decode engines do not share."""
+    told = [(e.member.role, e.hello.fingerprint) for e in engines if e.hello is not None]
+    prefills = [fingerprint for role, fingerprint in told if role is Role.PREFILL]
+    decodes = [fingerprint for role, fingerprint in told if role is Role.DECODE]
+    differing = [one.differences(other) for one in prefills for other in decodes]
+    nearest: tuple[str, ...] = min(differing, key=len, default=())
+    return f": they differ in {', '.join(nearest)}" if nearest else ""
 
 
 @dataclass(frozen=True, slots=True)
