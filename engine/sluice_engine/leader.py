@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sluice_engine.admission import admit
-from sluice_engine.errors import EngineError, RankFault
+from sluice_engine.errors import EngineError, LedgerError, RankFault
 from sluice_engine.ledger import Ledger
 from sluice_engine.publish import Published, Stream, publish_step, publish_token
 from sluice_engine.rooms import Rooms
@@ -37,6 +37,7 @@ from sluice_records import RecordKind
 
 STEP_TIMES_KEPT = 200
 MAX_BOUNDARY_HINTS = 256
+IDLE_CHECK_S = 0.25
 
 
 class RankLink(Protocol):
@@ -98,6 +99,7 @@ class Leader:
         self._sent_at = 0.0
         self._step_times: deque[float] = deque(maxlen=STEP_TIMES_KEPT)
         self._turn_due = False
+        self._idle_check: asyncio.TimerHandle | None = None
         self._next_sequence = 1
         self._next_stream = 1
         self._dead = False
@@ -204,13 +206,26 @@ class Leader:
             if self.state.has_work:
                 self._kick()
             elif not self.state.sequences:
-                self.state.check_integrity()
+                self._check_when_idle()
             return
         frame, self._chain = encode_step(planned.record, self._chain)
         self._planned, self._sent_at = planned, self.clock()
         self._awaiting = {link.rank: None for link in self.ranks}
         for link in self.ranks:
             link.send(frame)
+
+    def _check_when_idle(self) -> None:
+        """The books, once nothing has happened for IDLE_CHECK_S: looking at every record takes milliseconds."""
+        if self._idle_check is not None:
+            self._idle_check.cancel()
+        self._idle_check = self._loop.call_later(IDLE_CHECK_S, self._check_integrity)
+
+    def _check_integrity(self) -> None:
+        if self.is_empty and not self._dead:
+            try:
+                self.state.check_integrity()
+            except LedgerError as error:
+                self.die(error)
 
     def on_result(self, result: StepResult) -> None:
         """A rank reports the step in flight."""

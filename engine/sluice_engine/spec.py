@@ -149,7 +149,8 @@ def _read_model(spec: EngineSpec) -> tuple[CacheGeometry, int, int, dict[str, st
 
 
 def _limits(spec: EngineSpec, page_tokens: int, vocab_size: int, max_context: int) -> Limits:
-    chunk = spec.chunk_tokens or 4 * page_tokens
+    # A scripted token costs nothing: what a small chunk would measure is grants.
+    chunk = spec.chunk_tokens or (32 if spec.scripted is not None else 4) * page_tokens
     longest = spec.max_context_tokens or min(max_context, 8192)
     if longest > max_context:
         raise SpecError(f"max_context_tokens is {longest}; the model's own limit is {max_context}")

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import uvloop
+
 from sluice_engine.errors import EngineError
 from sluice_engine.rooms import Rooms
 
@@ -37,7 +39,7 @@ class LeaseThread:
         self.last_tick = time.monotonic()
         self._leader_loop = leader_loop
         self._on_death = on_death
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
