@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 from sluice_cli import chat, size, up
@@ -13,18 +15,34 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "chat": (chat, "talk to a running `sluice up` from the terminal"),
     "size": (size, "say what a model's caches weigh, and what fits"),
 }
+INTERRUPTED = 130
 
 
-def main(argv: list[str] | None = None) -> int:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sluice", description="Disaggregated serving of DeepSeek-V4-class models")
+    parser.add_argument("--version", action="version", version=f"sluice {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in COMMANDS.items():
         module.add_arguments(commands.add_parser(name, help=summary, description=module.__doc__))
-    args = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
     try:
         return int(COMMANDS[args.command][0].run(args))
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has gone, e.g. `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _version() -> str:
+    try:
+        return version("sluice-serve")
+    except PackageNotFoundError:
+        return "unknown (not installed)"
 
 
 if __name__ == "__main__":

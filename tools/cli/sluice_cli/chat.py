@@ -1,79 +1,108 @@
 """Talk to a running `sluice up` from the terminal: what you type goes out, the answer streams in. An empty line or
-Ctrl-D ends it; /new forgets the conversation."""
+Ctrl-D ends it, Ctrl-C cuts an answer short, /new forgets the conversation. On a pipe every line is a question."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from sluice_cli.http import GatewayError, get_json, stream_chat
-from sluice_cli.up import state_file
+from sluice_cli.http import GatewayError, get_models, stream_chat
+from sluice_cli.place import read_note
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("message", nargs="*", help="ask this and exit")
     parser.add_argument("--url", default="", help="of the gateway; default: the `sluice up` that runs here")
+    parser.add_argument("--model", default="", help="default: the first that the gateway serves")
     parser.add_argument("--system", default="", help="system message, or @FILE")
-    parser.add_argument("--max-tokens", type=int, default=512)
-    parser.add_argument("--api-key", default="")
+    parser.add_argument("--max-tokens", type=int, default=0, help="of an answer; default: as many as fit")
+    parser.add_argument("--api-key", default="", help="one of the gateway's --api-keys-file")
 
 
 def run(args: argparse.Namespace) -> int:
     try:
-        url = args.url or find_running()
-        _, models = get_json(url, "/v1/models")
-        model = models["data"][0]["id"]
-    except (OSError, GatewayError, KeyError, IndexError, ValueError) as error:
-        print(f"sluice chat: no gateway: {error}. Start one with `sluice up`, or give --url.", file=sys.stderr)
+        url = args.url or read_note()
+        models = get_models(url, args.api_key)
+        beginning = _system(args.system)
+    except (OSError, GatewayError) as error:
+        print(f"sluice chat: {error}. Start a gateway with `sluice up`, or give --url.", file=sys.stderr)
         return 1
-    messages: list[dict[str, str]] = []
-    if args.system:
-        text = args.system
-        if text.startswith("@"):
-            text = Path(text[1:]).read_text(encoding="utf-8")
-        messages.append({"role": "system", "content": text})
+    talk = Conversation(url, args.model or models[0], beginning, args.max_tokens, args.api_key)
     if args.message:
-        return _ask(url, model, messages, " ".join(args.message), args)
-    return _converse(url, model, messages, args)
+        return 0 if talk.ask(" ".join(args.message)) else 1
+    return _converse(talk)
 
 
-def find_running() -> str:
-    """Raises OSError when no `sluice up` of this user runs here."""
-    return str(json.loads(state_file().read_text())["url"])
+class Conversation:
+    """`messages` holds questions with their answers; one that failed is taken back."""
+
+    def __init__(self, url: str, model: str, beginning: list[dict[str, str]], max_tokens: int, api_key: str) -> None:
+        self.url, self.model = url, model
+        self.messages = list(beginning)
+        self._beginning = beginning
+        self._max_tokens, self._api_key = max_tokens, api_key
+
+    def forget(self) -> None:
+        self.messages = list(self._beginning)
+
+    def ask(self, line: str) -> bool:
+        """Prints the answer as it streams. Whether it came to its end."""
+        asked = [*self.messages, {"role": "user", "content": line}]
+        answer, finish = "", ""
+        try:
+            for chunk in stream_chat(self.url, self.model, asked, max_tokens=self._max_tokens, api_key=self._api_key):
+                for choice in chunk.get("choices", ()):
+                    piece = choice["delta"].get("content") or ""
+                    answer, finish = answer + piece, choice.get("finish_reason") or finish
+                    print(piece, end="", flush=True)
+        except (OSError, GatewayError) as error:
+            print(f"{chr(10) if answer else ''}sluice chat: {error}", file=sys.stderr, flush=True)
+            return False
+        print(flush=True)
+        if finish == "length":
+            print("(cut: no more tokens allowed, or the context is full)", file=sys.stderr, flush=True)
+        self.messages = [*asked, {"role": "assistant", "content": answer}]
+        return True
 
 
-def _converse(url: str, model: str, messages: list[dict[str, str]], args: argparse.Namespace) -> int:
-    print(f"{model} at {url}. An empty line ends it, /new forgets the conversation.")
-    beginning = list(messages)
+def _system(text: str) -> list[dict[str, str]]:
+    """Raises OSError when @FILE cannot be read."""
+    if text.startswith("@"):
+        text = Path(text[1:]).read_text(encoding="utf-8").strip()
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _converse(talk: Conversation) -> int:
+    """On a terminal a failure is said and the talk goes on; on a pipe the status is 1 at the end."""
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        print(f"{talk.model} at {talk.url}. An empty line ends it, /new forgets the conversation.")
+    all_well = True
+    for line in _typed() if is_terminal else sys.stdin:
+        text = line.strip()
+        if not text:
+            break
+        if text == "/new":
+            talk.forget()
+            continue
+        try:
+            all_well = talk.ask(text) and all_well
+        except KeyboardInterrupt:
+            if not is_terminal:
+                raise
+            print(" (cut)")
+    return 0 if all_well or is_terminal else 1
+
+
+def _typed() -> Iterator[str]:
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (line editing and history for input())
     while True:
         try:
-            line = input("> ")
+            yield input("> ")
         except EOFError:
-            return 0
-        if not line.strip():
-            return 0
-        if line.strip() == "/new":
-            messages = list(beginning)
-        else:
-            _ask(url, model, messages, line, args)
-
-
-def _ask(url: str, model: str, messages: list[dict[str, str]], line: str, args: argparse.Namespace) -> int:
-    """Adds question and answer to `messages`; a failed question is taken back."""
-    messages.append({"role": "user", "content": line})
-    answer = ""
-    try:
-        for chunk in stream_chat(url, model, messages, max_tokens=args.max_tokens, api_key=args.api_key):
-            for choice in chunk.get("choices", ()):
-                piece = choice["delta"].get("content") or ""
-                answer += piece
-                print(piece, end="", flush=True)
-        print()
-    except (OSError, GatewayError) as error:
-        messages.pop()
-        print(f"\nsluice chat: {error}", file=sys.stderr)
-        return 1
-    messages.append({"role": "assistant", "content": answer})
-    return 0
+            print()
+            return

@@ -14,21 +14,35 @@ class GatewayError(Exception):
 
 
 def connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
+    """Host and port count; a path such as /v1 is left to us."""
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.hostname is None:
-        raise GatewayError(f"{url!r} is no http:// address")
+        raise GatewayError(f"{url!r} is no http://HOST:PORT address")
     return http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s)
 
 
-def get_json(url: str, path: str, *, timeout_s: float = 5.0) -> tuple[int, Any]:
-    """(status, body). Raises OSError when nobody answers."""
+def get_json(url: str, path: str, *, api_key: str = "", timeout_s: float = 5.0) -> tuple[int, Any]:
+    """(status, body). Raises OSError when nobody answers, ValueError when it is not JSON."""
     connection = connect(url, timeout_s)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=_auth(api_key))
         response = connection.getresponse()
         return response.status, json.loads(response.read() or b"null")
+    except http.client.HTTPException as error:
+        raise OSError(f"{url} does not speak HTTP: {error!r}") from error
     finally:
         connection.close()
+
+
+def get_models(url: str, api_key: str = "") -> list[str]:
+    """What the gateway serves. Raises OSError or GatewayError."""
+    try:
+        status, body = get_json(url, "/v1/models", api_key=api_key)
+        if status != 200:
+            raise GatewayError(str(body["error"]["message"]))
+        return [str(model["id"]) for model in body["data"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise GatewayError(f"{url} is no gateway of Sluice: {error!r}") from error
 
 
 def stream_chat(
@@ -36,22 +50,22 @@ def stream_chat(
     model: str,
     messages: list[dict[str, str]],
     *,
-    max_tokens: int,
+    max_tokens: int = 0,
     api_key: str = "",
     timeout_s: float = 120.0,
 ) -> Iterator[dict[str, Any]]:
-    """Chunks of `/v1/chat/completions`, greedy, with usage and the way the request took. Raises GatewayError."""
-    body = {
+    """Chunks of `/v1/chat/completions`, greedy, with usage and the way the request took. `max_tokens` 0: as many as
+    fit. Raises OSError or GatewayError."""
+    body: dict[str, Any] = {
         "model": model,
         "messages": messages,
-        "max_tokens": max_tokens,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    headers = {"Content-Type": "application/json", "x-sluice-route": "1"}
-    if api_key:
-        headers["Authorization"] = f"Bearer {api_key}"
+    if max_tokens:
+        body["max_tokens"] = max_tokens
+    headers = {"Content-Type": "application/json", "x-sluice-route": "1", **_auth(api_key)}
     connection = connect(url, timeout_s)
     try:
         connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
@@ -59,8 +73,14 @@ def stream_chat(
         if response.status != 200:
             raise GatewayError(_message(response.read()))
         yield from _chunks(response)
+    except http.client.HTTPException as error:
+        raise GatewayError(f"the connection broke: {error!r}") from error
     finally:
         connection.close()
+
+
+def _auth(api_key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 def _chunks(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:

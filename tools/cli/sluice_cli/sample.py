@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from sluice_cli.http import GatewayError, stream_chat
 
@@ -27,35 +29,43 @@ def question(model: Path | None) -> tuple[str, str]:
     return told[-1]["content"], system
 
 
-def curl(url: str, name: str, system: str, asked: str) -> str:
+def curl(url: str, name: str, system: str, asked: str, needs_key: bool = False) -> str:
     """Ready to paste into a shell."""
     told = ([{"role": "system", "content": system}] if system else []) + [{"role": "user", "content": asked}]
     body = json.dumps({"model": name, "temperature": 0, "stream": True, "messages": told}, ensure_ascii=False)
     quoted = body.replace("'", "'\\''")
-    return f"curl -sN {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{quoted}'"
+    key = ' -H "Authorization: Bearer $API_KEY"' if needs_key else ""
+    return f"curl -sN {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{quoted}'"
 
 
-def ask(url: str, name: str, model: Path | None, started: float) -> None:
-    """Ask it, print the answer as it streams and the way it took."""
+def ask(url: str, name: str, model: Path | None, started: float, api_key: str, is_over: Callable[[], bool]) -> None:
+    """Ask it, print the answer as it streams and the way it took. Silent about a failure once `is_over`."""
     told = messages(model)
     print(f"you:    {told[-1]['content']}\n{name}: ", end="", flush=True)
     asked, first, last = time.monotonic(), 0.0, {}
     try:
-        for chunk in stream_chat(url, name, told, max_tokens=64):
+        for chunk in stream_chat(url, name, told, max_tokens=64, api_key=api_key):
             last = chunk
             for choice in chunk.get("choices", ()):
                 piece = choice["delta"].get("content") or ""
                 first = first or (time.monotonic() if piece else 0.0)
                 print(piece, end="", flush=True)
     except (OSError, GatewayError) as error:
-        print(f"\nthe sample question failed: {error}", file=sys.stderr, flush=True)
+        if not is_over():
+            print(f"\nthe sample question failed: {error}", file=sys.stderr, flush=True)
         return
     usage, way = last.get("usage") or {}, last.get("sluice") or {}
-    print(
-        f"\n        {usage.get('prompt_tokens')} tokens in {way.get('chunks')} prefill chunks by pid"
-        f" {way.get('prefill_pid')} -> {way.get('records')} records, {way.get('bytes')} bytes pulled over"
-        f" {way.get('transport') or 'nothing (unified)'} -> {usage.get('completion_tokens')} tokens, decode pid"
-        f" {way.get('decode_pid')}\n        first token after {first - asked:.3f} s,"
-        f" {first - started:.1f} s after the start",
-        flush=True,
-    )
+    print()
+    for line in _way(usage, way):
+        print(f"        {line}")
+    print(f"        first token after {first - asked:.2f} s, {first - started:.1f} s after the start\n", flush=True)
+
+
+def _way(usage: dict[str, Any], way: dict[str, Any]) -> Iterator[str]:
+    prompt, output = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if not way.get("transport"):
+        yield f"{prompt} tokens in, {output} tokens out, engine pid {way.get('decode_pid')}"
+        return
+    yield f"prefill  pid {way['prefill_pid']}: {prompt} tokens in {way.get('chunks')} chunks"
+    yield f"handoff  {way.get('records')} records, {way.get('bytes'):,} bytes pulled over {way['transport']}"
+    yield f"decode   pid {way.get('decode_pid')}: {output} tokens"

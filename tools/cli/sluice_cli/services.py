@@ -1,72 +1,116 @@
-"""The processes that `sluice up` starts: each in a session of its own, bound to this process's life, restarted when it
-dies. What they say on stdout, a JSON object a line, drives everything."""
+"""The processes that `sluice up` starts: each in a session of its own, bound to this process's life, started again when
+it dies. What they say on stdout, a JSON object a line, drives everything; the rest of what they say goes to a log."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from sluice_engine.processes import die_with_parent
 
 Event = dict[str, object]
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.2, 5.0
-STOP_S = 30.0
+STOP_S = 30.0  # an engine drains for 20 s at most and its supervisor waits 25
+LAST_WORDS_BYTES = 2000
 
 
 class StartFailed(Exception):
     """A service died before it was ready for the first time: nothing to restart, something to tell."""
 
+    def __init__(self, name: str, cause: str, last_words: str) -> None:
+        super().__init__(f"{name} did not start: {cause}")
+        self.name, self.cause, self.last_words = name, cause, last_words
+
 
 @dataclass
 class Service:
-    """`argv` after the interpreter; `is_ready` recognises the event that says so; `on_ready` is told of every start."""
+    """`argv` after the interpreter; `is_ready` recognises the event that says so; `on_ready` is told of every start.
+
+    `on_death` gets the name, the cause and what it said last. `log` None: stderr is left where it is.
+    """
 
     name: str
     argv: tuple[str, ...]
+    log: Path | None
     is_ready: Callable[[Event], bool]
     on_ready: Callable[[Event], None]
     on_event: Callable[[str, Event], None]
-    on_restart: Callable[[str, str], None]
+    on_death: Callable[[str, str, str], None]
     ready: asyncio.Event = field(default_factory=asyncio.Event)
-    process: asyncio.subprocess.Process | None = None
-    stopping: bool = False
+    task: asyncio.Task[None] | None = None
+    _process: asyncio.subprocess.Process | None = None
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _cause: str = ""
 
-    async def keep(self) -> None:
-        """Run it, and run it again, until `stop`. Raises StartFailed when the first start fails."""
-        backoff = FIRST_BACKOFF_S
-        started_once = False
-        while not self.stopping:
+    def begin(self) -> asyncio.Task[None]:
+        """Run it, and run it again, until `stop`. The task raises StartFailed when the first start fails."""
+        self.task = asyncio.get_running_loop().create_task(self._keep(), name=self.name)
+        return self.task
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL when that is not enough. Afterwards the process is gone and reaped."""
+        self._stopping.set()
+        if self.task is None:
+            return
+        self._signal(signal.SIGTERM)
+        await asyncio.wait({self.task}, timeout=STOP_S)
+        self.kill()
+        await asyncio.wait({self.task})
+
+    def kill(self) -> None:
+        self._stopping.set()
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def _keep(self) -> None:
+        backoff, started_once = FIRST_BACKOFF_S, False
+        while not self._stopping.is_set():
             status = await self._run_once()
-            if self.stopping:
+            if self._stopping.is_set():
                 return
-            cause = self._cause or f"exit status {status}"
+            cause, last_words = self._cause or _ended(status), self._last_words()
             if not self.ready.is_set() and not started_once:
-                raise StartFailed(f"{self.name} did not start: {cause}")
+                raise StartFailed(self.name, cause, last_words)
             backoff = FIRST_BACKOFF_S if self.ready.is_set() else min(2 * backoff, LAST_BACKOFF_S)
             started_once = True
             self.ready.clear()
-            self.on_restart(self.name, cause)
-            await asyncio.sleep(backoff)
+            self.on_death(self.name, cause, "" if self._cause else last_words)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(backoff):
+                    await self._stopping.wait()
 
     async def _run_once(self) -> int:
         parent = os.getpid()
         self._cause = ""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *self.argv,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is this process's to pass on, in order
-            preexec_fn=lambda: die_with_parent(parent, signal.SIGTERM),
-        )
-        self.process = process
-        async for event in _events(process):
+        log = None if self.log is None else self.log.open("wb")
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *self.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is this process's to pass on, in order
+                preexec_fn=lambda: die_with_parent(parent, signal.SIGTERM),
+            )
+        finally:
+            if log is not None:
+                log.close()
+        self._process = process
+        if self._stopping.is_set():
+            self._signal(signal.SIGTERM)
+        async for event in self._events(process):
             if self.is_ready(event):
                 self.on_ready(event)
                 self.ready.set()
@@ -75,28 +119,38 @@ class Service:
             self.on_event(self.name, event)
         return await process.wait()
 
-    async def stop(self) -> None:
-        """SIGTERM, and SIGKILL when that is not enough."""
-        self.stopping = True
-        process = self.process
-        if process is None or process.returncode is not None:
-            return
-        process.terminate()
-        try:
-            await asyncio.wait_for(process.wait(), STOP_S)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+    async def _events(self, process: asyncio.subprocess.Process) -> AsyncIterator[Event]:
+        assert process.stdout is not None
+        while True:
+            try:
+                line = await process.stdout.readline()
+            except ValueError:  # longer than any event of ours
+                continue
+            if not line:
+                return
+            try:
+                event = json.loads(line)
+            except ValueError:
+                event = None
+            if isinstance(event, dict):
+                yield event
+            else:
+                self._note(line)
 
-
-async def _events(process: asyncio.subprocess.Process) -> AsyncIterator[Event]:
-    assert process.stdout is not None
-    async for line in process.stdout:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            event = None
-        if isinstance(event, dict):
-            yield event
-        else:
+    def _note(self, line: bytes) -> None:
+        if self.log is None:
             sys.stderr.write(line.decode(errors="replace"))
+            return
+        with self.log.open("ab") as log:
+            log.write(line)
+
+    def _last_words(self) -> str:
+        if self.log is None or not self.log.exists():
+            return ""
+        with self.log.open("rb") as log:
+            log.seek(max(0, self.log.stat().st_size - LAST_WORDS_BYTES))
+            return log.read().decode(errors="replace").strip()
+
+
+def _ended(status: int) -> str:
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

@@ -1,0 +1,277 @@
+"""What `sluice up` runs: one gateway, engines, and a zygote that all ranks are forked from."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice_cli import sample
+from sluice_cli.http import get_json
+from sluice_cli.place import remove_note, write_note
+from sluice_cli.services import Event, Service, StartFailed
+from sluice_protocol.generate import Role
+
+PATIENCE_S = 15.0  # say what is waited for, this often
+ROUTABLE_S = 60.0
+ENGINE_MODULES = {
+    Role.PREFILL: "sluice_prefill",
+    Role.DECODE: "sluice_decode",
+    Role.UNIFIED: "sluice_engine.supervise",
+}
+
+
+@dataclass(frozen=True)
+class StackSpec:
+    """`model` None: the scripted one. `engine`: fields of EngineSpec that all engines share. `api_key`: one that works,
+    for the sample question."""
+
+    model: Path | None
+    name: str
+    roles: tuple[tuple[Role, int], ...]
+    engine: dict[str, object]
+    api_keys_file: Path | None = None
+    api_key: str = ""
+    ask_sample: bool = False
+    verbose: bool = False
+
+    def engine_spec(self, role: Role, name: str, run_dir: Path, key: str) -> dict[str, object]:
+        model: dict[str, object] = {"scripted": {}} if self.model is None else {"model": str(self.model)}
+        return {**self.engine, **model, "role": role.value, "name": name, "run_dir": str(run_dir), "key": key}
+
+
+class Stack:
+    def __init__(self, spec: StackSpec, port: int, directory: Path) -> None:
+        self.spec = spec
+        self.directory = directory
+        self.url = f"http://127.0.0.1:{port}"
+        self._port = port
+        self._key = secrets.token_hex(16)
+        self._members: dict[str, tuple[str, str]] = {}  # engine -> (role, address)
+        self._started = time.monotonic()
+        self._loading: dict[str, tuple[float, int]] = {}  # engine -> (since, quarters said)
+        self._stop = asyncio.Event()
+        self._is_serving = False
+        zygote = [] if spec.model is None else [self._zygote()]
+        self._engines = [self._engine(role, index) for role, count in spec.roles for index in range(count)]
+        self._layers = [[self._gateway()], self._engines, zygote]  # in the order in which they stop
+
+    @property
+    def services(self) -> list[Service]:
+        return [service for layer in reversed(self._layers) for service in layer]
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        self._say(f"{self.spec.name}: starting {', '.join(service.name for service in self.services)}")
+        try:
+            for service in self.services:
+                service.begin()
+            if await self._unless_over(self._all_ready()) and await self._unless_over(self._routable()):
+                await self._serve()
+            return self._verdict()
+        finally:
+            self._say("stopping")
+            for layer in self._layers:
+                await asyncio.gather(*(service.stop() for service in layer))
+            remove_note()
+
+    def _on_signal(self) -> None:
+        """The first asks for an orderly end, the second for a quick one."""
+        if self._stop.is_set():
+            for service in self.services:
+                service.kill()
+        self._stop.set()
+
+    async def _unless_over(self, work: Coroutine[object, object, None]) -> bool:
+        """Whether `work` came to its end before a signal or a failed start came."""
+        loop = asyncio.get_running_loop()
+        ends = [loop.create_task(self._stop.wait()), *(s.task for s in self.services if s.task is not None)]
+        task = loop.create_task(work)
+        try:
+            await asyncio.wait([task, *ends], return_when=asyncio.FIRST_COMPLETED)
+            if any(end.done() for end in ends):
+                return False
+            task.result()
+            return True
+        finally:
+            for started in (task, ends[0]):
+                started.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await started
+
+    def _verdict(self) -> int:
+        """Exit status; says why when it is not 0."""
+        for service in self.services:
+            if service.task is None or not service.task.done() or service.task.cancelled():
+                continue
+            error = service.task.exception()
+            if isinstance(error, StartFailed):
+                print(f"sluice up: {error}{_hint(error)}", file=sys.stderr, flush=True)
+                return 1
+            if error is not None:
+                raise error
+        return 0 if self._stop.is_set() else 1
+
+    # -- the way up ------------------------------------------------------------------------------------------------
+
+    async def _all_ready(self) -> None:
+        """Loading takes as long as it takes; who is waited for is said."""
+        for service in self.services:
+            while not service.ready.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(PATIENCE_S):
+                        await service.ready.wait()
+                        break
+                late = [other.name for other in self.services if not other.ready.is_set()]
+                self._say(f"waiting for {', '.join(late)}")
+
+    async def _routable(self) -> None:
+        """The gateway has said Hello to a pair."""
+        deadline = time.monotonic() + ROUTABLE_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError, ValueError):
+                if (await asyncio.to_thread(get_json, self.url, "/readyz"))[0] == 200:
+                    return
+            await asyncio.sleep(0.05)
+        self._say("the gateway still sees no usable pair")
+
+    async def _serve(self) -> None:
+        """Tell where it answers, ask the sample, and stay until the end."""
+        self._is_serving = True
+        try:
+            write_note(self.url, self.spec.name)
+        except OSError as error:
+            self._say(f"`sluice chat` will need --url: {error}")
+        self._say(f"ready: {self.url}/v1   (model {self.spec.name})")
+        question, system = sample.question(self.spec.model)
+        print(f"\n{sample.curl(self.url, self.spec.name, system, question, bool(self.spec.api_key))}\n", flush=True)
+        if self.spec.ask_sample and not await self._unless_over(self._ask()):
+            return
+        print("Ctrl-C stops it; `sluice chat` talks to it.", flush=True)
+        await self._unless_over(_for_ever())
+
+    async def _ask(self) -> None:
+        spec = self.spec
+        asked = (self.url, spec.name, spec.model, self._started, spec.api_key, self._stop.is_set)
+        await asyncio.to_thread(sample.ask, *asked)
+
+    # -- services --------------------------------------------------------------------------------------------------
+
+    def _zygote(self) -> Service:
+        argv = ("-m", "sluice_engine.zygote", "--socket", str(self.directory / "zygote.sock"))
+        return self._service(
+            "zygote", (*argv, "--parent", str(os.getpid())), lambda event: event.get("event") == "zygote-ready"
+        )
+
+    def _engine(self, role: Role, index: int) -> Service:
+        name = f"{role.value}-{index}"
+        run_dir = self.directory / name
+        run_dir.mkdir()
+        path = run_dir / "spec.json"
+        path.write_text(json.dumps(self.spec.engine_spec(role, name, run_dir, self._key)))
+        argv = ["-m", ENGINE_MODULES[role], "--spec", str(path), "--parent", str(os.getpid())]
+        if self.spec.model is not None:
+            argv += ["--zygote", str(self.directory / "zygote.sock")]
+
+        def on_ready(event: Event) -> None:
+            self._members[name] = (role.value, str(event["address"]))
+            self._write_fleet()
+
+        return self._service(name, tuple(argv), lambda event: event.get("event") == "ready", on_ready)
+
+    def _gateway(self) -> Service:
+        """Always on the same port, so that what was printed stays true when it is started again."""
+        key_file = self.directory / "key"
+        key_file.touch(mode=0o600)
+        key_file.write_text(self._key)
+        self._write_fleet()
+        spec = self.spec
+        argv = [
+            *("-m", "sluice_gateway", "--listen", f"127.0.0.1:{self._port}", "--model-name", spec.name),
+            *("--tokenizer", "bytes" if spec.model is None else str(spec.model)),
+            *("--key-file", str(key_file), "--fleet-file", str(self.directory / "fleet.json")),
+        ]
+        if spec.api_keys_file is not None:
+            argv += ["--api-keys-file", str(spec.api_keys_file)]
+        return self._service("gateway", tuple(argv), lambda event: "url" in event)
+
+    def _service(
+        self,
+        name: str,
+        argv: tuple[str, ...],
+        is_ready: Callable[[Event], bool],
+        on_ready: Callable[[Event], None] = lambda event: None,
+    ) -> Service:
+        log = None if self.spec.verbose else self.directory / f"{name}.log"
+        return Service(name, argv, log, is_ready, on_ready, self._on_event, self._on_death)
+
+    def _write_fleet(self) -> None:
+        members = [{"role": role, "address": address} for role, address in self._members.values()]
+        path = self.directory / "fleet.json"
+        fresh = path.with_suffix(".new")
+        fresh.write_text(json.dumps({"members": members}))
+        fresh.replace(path)
+
+    # -- what a person sees ----------------------------------------------------------------------------------------
+
+    def _on_event(self, name: str, event: Event) -> None:
+        if "url" in event:
+            self._say(f"{name} is ready (pid {event.get('pid')})")
+            return
+        match event.get("event"):
+            case "ready":
+                self._say_ready(name, event)
+            case "zygote-ready":
+                self._say(f"{name} is ready (pid {event.get('pid')}): torch is imported")
+            case "loading":
+                self._say_loading(name, int(str(event["loaded"])), int(str(event["total"])) or 1)
+            case "sidecar-died":
+                self._say(f"{name}: its transport sidecar died (status {event.get('status')}) and is started again")
+
+    def _say_ready(self, name: str, event: Event) -> None:
+        self._loading.pop(name, None)
+        told = event.get("transport")
+        transport = told if isinstance(told, dict) else {}
+        lane = f", {transport['name']} over {transport['lane']}" if transport else ""
+        self._say(f"{name} is ready (pid {event.get('pid')}{lane})")
+        if transport.get("warning"):
+            self._say(f"{name}: warning: {transport['warning']}")
+
+    def _say_loading(self, name: str, loaded: int, total: int) -> None:
+        """By quarters, and only when it takes long enough to wonder."""
+        since, said = self._loading.setdefault(name, (time.monotonic(), 0))
+        quarter = 4 * loaded // total
+        if quarter > said and time.monotonic() - since > 1.0:
+            self._loading[name] = since, quarter
+            self._say(f"{name} loads weights: {25 * quarter} % of {total / 2**20:,.0f} MiB")
+
+    def _on_death(self, name: str, cause: str, last_words: str) -> None:
+        if self._members.pop(name, None) is not None:
+            self._write_fleet()
+        self._say(f"{name} died ({cause}); starting it again")
+        if last_words:
+            print(last_words, file=sys.stderr, flush=True)
+
+    def _say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self._started:6.2f}s] {text}", flush=True)
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+def _hint(error: StartFailed) -> str:
+    """The remedy, where there is one; else what it said last."""
+    if "Unavailable" in error.cause or "nixl" in error.cause.lower():
+        return "\n  NIXL moves the cache; `--transport stream` serves without it, slower, over gRPC."
+    return f"\n{error.last_words}" if error.last_words else ""
