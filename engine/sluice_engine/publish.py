@@ -5,8 +5,9 @@ The scheduler learns of a stop token one plan later; whatever a row chose after 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from sluice_engine.sequence import SequenceSpec
 from sluice_engine.step import StepResult
@@ -87,3 +88,21 @@ def publish_token(stream: Stream, token: int, logprobs: TokenLogprobs | None) ->
     builder = _Builder()
     builder.add(stream.number, [(token, logprobs)] if stream.take(token) else [])
     return Published({stream.gateway_id: builder.build(0)}, (stream,) if stream.end is not None else ())
+
+
+def merge_batches(batches: Sequence[TokenBatch]) -> TokenBatch:
+    """One batch with the rows of all, in order; a stream may have several rows then. `step` is the last one's."""
+    if len(batches) == 1:
+        return batches[0]
+    logprobs: list[tuple[int, TokenLogprobs]] = []
+    before = 0
+    for batch in batches:
+        logprobs += [(index + before, told) for index, told in batch.logprobs]
+        before += len(batch.tokens)
+    return TokenBatch(
+        batches[-1].step,
+        tuple(chain.from_iterable(batch.streams for batch in batches)),
+        tuple(chain.from_iterable(batch.counts for batch in batches)),
+        tuple(chain.from_iterable(batch.tokens for batch in batches)),
+        tuple(logprobs),
+    )

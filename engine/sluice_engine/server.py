@@ -15,6 +15,7 @@ import msgspec
 from sluice_engine.grpc_options import KEY_HEADER, OPTIONS
 from sluice_engine.inspect import inspect
 from sluice_engine.leader import Leader
+from sluice_engine.publish import merge_batches
 from sluice_protocol.codec import (
     MalformedMessage,
     decode_generate_request,
@@ -67,12 +68,15 @@ class TokenSink:
         self._ready.set()
 
     async def get(self) -> TokenBatch:
+        """All that waits, as one batch: a gateway that is behind gets fewer, larger messages."""
         while not self._batches:
             if self.overflowed:
                 raise OverflowError
             self._ready.clear()
             await self._ready.wait()
-        return self._batches.popleft()
+        batches = tuple(self._batches)
+        self._batches.clear()
+        return merge_batches(batches)
 
 
 class EngineService(engine_pb2_grpc.EngineServicer):
