@@ -59,7 +59,9 @@ class Conversation:
                     answer, finish = answer + piece, choice.get("finish_reason") or finish
                     print(piece, end="", flush=True)
         except (OSError, GatewayError) as error:
-            print(f"{chr(10) if answer else ''}sluice chat: {error}", file=sys.stderr, flush=True)
+            if answer:
+                print(flush=True)
+            print(f"sluice chat: {error}", file=sys.stderr, flush=True)
             return False
         print(flush=True)
         if finish == "length":

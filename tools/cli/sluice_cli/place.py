@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+USUAL_PORT = 8000
 # A Unix socket's path has 107 bytes; the longest of ours adds this to the run directory.
 LONGEST_SOCKET = len("/prefill-000/transport.sock")
 UNIX_PATH_MAX = 107
@@ -24,14 +25,16 @@ class PortTaken(OSError):
 def reserved_port(port: int) -> Iterator[int]:
     """A port of loopback that stays ours while the block runs, also while the gateway that listens there is started
     again: bound with SO_REUSEADDR and never listening, which lets the gateway bind beside it and nobody else be given
-    it. 0 picks one. Raises PortTaken."""
+    it. 0: the usual one, or a free one where that is taken. Raises PortTaken."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            sock.bind(("127.0.0.1", port))
+            sock.bind(("127.0.0.1", port or USUAL_PORT))
         except (OSError, OverflowError) as error:
-            why = getattr(error, "strerror", None) or str(error)
-            raise PortTaken(f"--port {port}: {why}; give another, or leave it out for a free one") from error
+            if port:
+                why = getattr(error, "strerror", None) or str(error)
+                raise PortTaken(f"--port {port}: {why}; give another, or leave it out for a free one") from error
+            sock.bind(("127.0.0.1", 0))
         yield sock.getsockname()[1]
 
 

@@ -62,7 +62,7 @@ class Service:
         self._signal(signal.SIGTERM)
         await asyncio.wait({self.task}, timeout=STOP_S)
         self.kill()
-        await asyncio.wait({self.task})
+        await asyncio.gather(self.task, return_exceptions=True)
 
     def kill(self) -> None:
         self._stopping.set()

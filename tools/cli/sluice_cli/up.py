@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prefill", type=int, default=1, metavar="N", help="prefill engines")
     parser.add_argument("--decode", type=int, default=1, metavar="N", help="decode engines")
     parser.add_argument("--unified", action="store_true", help="one engine that does both, no handoff")
-    parser.add_argument("--port", type=int, default=0, help="of the gateway; default: a free one")
+    parser.add_argument("--port", type=int, default=0, help="of the gateway; default: 8000, or a free one")
     parser.add_argument("--page-tokens", type=int, default=0, help="a multiple of the model's compress rates")
     parser.add_argument("--precision", default="", metavar="KV[/INDEX]", help="of the cache; default: as the weights")
     parser.add_argument("--chunk-tokens", type=int, default=0, help="prefill chunk; default: four pages")

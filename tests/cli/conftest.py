@@ -1,0 +1,168 @@
+"""`sluice up` as a process, and a check that nothing of it is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SLUICE = (sys.executable, "-m", "sluice_cli")
+LIMIT_S = 60.0
+
+
+def _wait(check: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
+    deadline = time.monotonic() + limit_s
+    while not (value := check()):
+        assert time.monotonic() < deadline, f"{what}: not within {limit_s} s"
+        time.sleep(0.02)
+    return value
+
+
+class Up:
+    """One `sluice up`. `home` is all it may leave things in; `lines` is what it has printed, both streams together."""
+
+    def __init__(self, *argv: str, env: dict[str, str] | None = None) -> None:
+        self.home = tempfile.TemporaryDirectory(prefix="up-")
+        self.env = os.environ | {"TMPDIR": self.home.name, "XDG_RUNTIME_DIR": self.home.name} | (env or {})
+        self.lines: list[str] = []
+        self.pids: set[int] = set()
+        self.process = subprocess.Popen(
+            [*SLUICE, "up", *argv],
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def url(self) -> str:
+        return self.wait(r"ready: (http://[0-9.:]+)/v1")[1]
+
+    def wait(self, pattern: str, *, start: int = 0, limit_s: float = LIMIT_S) -> re.Match[str]:
+        """The first match in a line from number `start` on."""
+
+        def find() -> re.Match[str] | None:
+            self.note_pids()
+            for line in self.lines[start:]:
+                if found := re.search(pattern, line):
+                    return found
+            assert self.process.poll() is None or self._reader.is_alive(), f"it ended: {self.text}"
+            return None
+
+        try:
+            found: re.Match[str] = _wait(find, pattern, limit_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.text}") from error
+        return found
+
+    def note_pids(self) -> None:
+        try:
+            root = psutil.Process(self.process.pid)
+            self.pids |= {root.pid, *(child.pid for child in root.children(recursive=True))}
+        except psutil.NoSuchProcess:
+            pass
+
+    def service(self, word: str) -> int:
+        """pid of the direct child that has `word` in its command line."""
+        found = [p.pid for p in psutil.Process(self.process.pid).children() if word in " ".join(p.cmdline())]
+        assert len(found) == 1, (word, found)
+        return found[0]
+
+    def kill(self, word: str) -> int:
+        """SIGKILL a service; the number of lines printed before."""
+        self.note_pids()
+        count = len(self.lines)
+        os.kill(self.service(word), signal.SIGKILL)
+        return count
+
+    def interrupt(self) -> int:
+        """Ctrl-C: the exit status."""
+        self.note_pids()
+        self.process.send_signal(signal.SIGINT)
+        return self.end()
+
+    def end(self) -> int:
+        """Exit status, after a check that no process, socket or folder is left."""
+        try:
+            status = self.process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it does not end:\n{self.text}") from None
+        self._reader.join(10)
+        _wait(lambda: not self.left_behind(), f"nothing of {self.pids} is left", 10)
+        left = [path.name for path in Path(self.home.name).iterdir()]
+        assert left == [], left
+        return status
+
+    def left_behind(self) -> list[int]:
+        return [pid for pid in self.pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+
+    def dispose(self) -> None:
+        """Whatever a test did: nothing of ours survives it."""
+        self.note_pids()
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(40)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(10)
+        self._reader.join(10)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        for pid in self.left_behind():
+            os.kill(pid, signal.SIGKILL)
+        self.home.cleanup()
+
+    def sluice(self, *argv: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+        """Another `sluice` command of the same user."""
+        return subprocess.run(
+            [*SLUICE, *argv], env=self.env, input=typed, capture_output=True, text=True, timeout=LIMIT_S
+        )
+
+
+@pytest.fixture
+def up() -> Iterator[Callable[..., Up]]:
+    """Starts `sluice up`; ends it when the test has not."""
+    begun: list[Up] = []
+
+    def begin(*argv: str, env: dict[str, str] | None = None) -> Up:
+        begun.append(Up(*argv, env=env))
+        return begun[-1]
+
+    yield begin
+    for one in begun:
+        one.dispose()
+
+
+@pytest.fixture
+def broken_nixl(tmp_path: Path) -> dict[str, str]:
+    """An environment in which NIXL does not load."""
+    package = tmp_path / "nixl_cu13"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('libnixl.so: cannot open shared object file')\n")
+    return {"PYTHONPATH": str(tmp_path)}

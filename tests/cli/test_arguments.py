@@ -1,0 +1,132 @@
+"""What `sluice` says to wrong words, before it starts anything."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from sluice_cli import place, up
+from sluice_cli.__main__ import main
+from sluice_cli.default_model import default_model
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["up", *argv]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("sluice up: ")
+    assert told.err.count("\n") == 1, told.err
+    return told.err
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    shutil.copytree(default_model(), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"sluice {importlib.metadata.version('sluice-serve')}\n"
+
+
+def test_every_command_and_option_has_help(capsys):
+    for argv in (["--help"], ["up", "--help"], ["chat", "--help"], ["size", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            main(argv)
+        assert ended.value.code == 0
+    assert "--transport" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        ("config.json", "no config.json there; give the directory of a checkpoint"),
+        ("tokenizer.json", "no tokenizer.json there"),
+        ("model.safetensors", "no *.safetensors there"),
+    ],
+)
+def test_a_model_directory_without_its_files(capsys, model, lost, words):
+    (model / lost).unlink()
+    told = refused(capsys, "--model", str(model))
+    assert words in told
+    assert str(model) in told
+
+
+def test_a_field_that_is_not_supported_is_named(capsys, model):
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"hidden_act": "relu6"}))
+    assert "config field hidden_act" in refused(capsys, "--model", str(model))
+
+
+def test_a_config_that_is_no_json(capsys, model):
+    (model / "config.json").write_text("{")
+    assert "config.json" in refused(capsys, "--model", str(model))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--page-tokens", "17", "page_tokens"),
+        ("--precision", "fp7", "fp7"),
+        ("--max-context-tokens", "1000000", "max_context_tokens is 1000000"),
+        ("--prefill", "0", "--prefill and --decode must be at least 1"),
+        ("--api-keys-file", "/nowhere", "--api-keys-file /nowhere: No such file"),
+    ],
+)
+def test_an_option_that_cannot_be(capsys, option, value, words):
+    assert words in refused(capsys, option, value)
+
+
+def test_packages_that_are_missing_are_named(capsys, monkeypatch):
+    monkeypatch.setattr(up, "NEEDED_FOR_A_MODEL", ("torch", "no_such_thing"))
+    assert "no_such_thing not installed here: pip install 'sluice-serve[gateway,engine]'" in refused(capsys)
+
+
+def test_a_reserved_port_lets_its_gateway_in_again_and_again():
+    with place.reserved_port(0) as port:
+        for _ in range(3):
+            with socket.socket() as gateway:
+                gateway.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                gateway.bind(("127.0.0.1", port))
+                gateway.listen()
+                with pytest.raises(place.PortTaken), place.reserved_port(port):
+                    pass
+
+
+def test_without_a_wish_the_usual_port_or_a_free_one(monkeypatch):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        monkeypatch.setattr(place, "USUAL_PORT", other.getsockname()[1])
+        with place.reserved_port(0) as port:
+            assert port not in (0, place.USUAL_PORT)
+    with place.reserved_port(0) as port:
+        assert port == place.USUAL_PORT
+
+
+def test_the_note_is_removed_by_its_writer_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    place.write_note("http://127.0.0.1:1", "m")
+    assert place.read_note() == "http://127.0.0.1:1"
+    told = json.loads(place.note_path().read_text())
+    place.note_path().write_text(json.dumps(told | {"pid": 1}))
+    place.remove_note()
+    assert place.note_path().exists()
+
+
+def test_a_long_tmpdir_does_not_break_the_sockets(tmp_path, monkeypatch):
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with place.run_directory() as directory:
+        assert len(str(directory)) + place.LONGEST_SOCKET <= place.UNIX_PATH_MAX
+        assert directory.stat().st_mode & 0o077 == 0
+    assert not directory.exists()

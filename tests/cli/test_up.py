@@ -1,0 +1,140 @@
+"""`sluice up` over the scripted model: what it says, what it survives, what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+
+import pytest
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(110)]
+
+
+def ask(url: str, key: str = "") -> str:
+    body = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 0}
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return json.load(response)["choices"][0]["finish_reason"]
+
+
+def test_it_serves_says_how_to_ask_and_ctrl_c_leaves_nothing(up):
+    stack = up("--scripted", "--ask-sample")
+    stack.wait("Ctrl-C stops it")
+    assert ask(stack.url) in ("stop", "length")
+    assert "prefill  pid" in stack.text
+    assert "pulled over nixl" in stack.text
+    assert "decode   pid" in stack.text
+    curl = next(line for line in stack.lines if line.startswith("curl "))
+    if shutil.which("curl"):
+        told = subprocess.run(curl, shell=True, capture_output=True, text=True, timeout=30, check=True).stdout
+        assert told.rstrip().endswith("data: [DONE]")
+    assert stack.interrupt() == 0
+    assert "stopping" in stack.text
+
+
+@pytest.mark.parametrize("moment", ["starting", "gateway is ready"])
+def test_ctrl_c_while_it_starts_is_an_orderly_end(up, moment):
+    stack = up("--scripted")
+    stack.wait(moment)
+    assert stack.interrupt() == 0
+    assert "died" not in stack.text
+
+
+def test_a_terminated_one_ends_like_ctrl_c(up):
+    stack = up("--scripted", "--unified")
+    stack.wait("Ctrl-C stops it")
+    stack.process.terminate()
+    assert stack.end() == 0
+
+
+def test_when_it_is_killed_its_services_end_too(up):
+    stack = up("--scripted")
+    stack.wait("Ctrl-C stops it")
+    stack.note_pids()
+    stack.process.kill()
+    stack.process.wait(10)
+    stack.pids.discard(stack.process.pid)
+    for _ in range(400):
+        if not stack.left_behind():
+            break
+        time.sleep(0.1)
+    assert stack.left_behind() == []
+
+
+def test_services_that_are_killed_come_back_and_the_url_stays_true(up):
+    stack = up("--scripted")
+    url = stack.url
+    stack.wait("Ctrl-C stops it")
+    for word, name in (("sluice_gateway", "gateway"), ("sluice_prefill", "prefill-0"), ("sluice_decode", "decode-0")):
+        before = stack.kill(word)
+        stack.wait(rf"{name} died \(killed by SIGKILL\); starting it again", start=before)
+        stack.wait(rf"{name} is ready", start=before)
+        _ready(url)
+        assert ask(url) in ("stop", "length")
+    assert stack.interrupt() == 0
+
+
+def test_several_engines_of_each_role(up):
+    stack = up("--scripted", "--prefill", "2", "--decode", "2", "--transport", "stream")
+    stack.wait("Ctrl-C stops it")
+    for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"):
+        assert f"{name} is ready" in stack.text
+    for _ in range(4):
+        ask(stack.url)
+    assert stack.interrupt() == 0
+
+
+def test_without_nixl_it_stops_and_says_what_would_do(up, broken_nixl):
+    stack = up("--scripted", env=broken_nixl)
+    assert stack.end() == 1
+    assert "did not start" in stack.text
+    assert "libnixl.so: cannot open shared object file" in stack.text
+    assert "--transport stream" in stack.text
+
+
+def test_the_byte_stream_needs_no_nixl(up, broken_nixl):
+    stack = up("--scripted", "--transport", "stream", "--ask-sample", env=broken_nixl)
+    stack.wait("pulled over stream")
+    assert stack.interrupt() == 0
+
+
+def test_a_taken_port_is_said_before_anything_starts(up):
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        port = sock.getsockname()[1]
+        stack = up("--scripted", "--port", str(port))
+        assert stack.end() == 1
+    assert stack.lines == [
+        f"sluice up: --port {port}: Address already in use; give another, or leave it out for a free one"
+    ]
+
+
+def test_api_keys_are_asked_for_and_used(up, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("sesame\n")
+    stack = up("--scripted", "--api-keys-file", str(keys), "--ask-sample")
+    stack.wait("Ctrl-C stops it")
+    assert "first token after" in stack.text
+    assert "Bearer $API_KEY" in stack.text
+    assert stack.sluice("chat", "hi").returncode == 1
+    assert stack.sluice("chat", "--api-key", "sesame", "--max-tokens", "4", "hi").returncode == 0
+    assert stack.interrupt() == 0
+
+
+def _ready(url: str) -> None:
+    for _ in range(300):
+        try:
+            with urllib.request.urlopen(f"{url}/readyz", timeout=5) as response:
+                if response.status == 200:
+                    return
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError(f"{url} sees no pair (pid {os.getpid()})")
