@@ -14,7 +14,6 @@ from sluice_engine.grpc_options import KEY_HEADER, OPTIONS
 from sluice_engine.lease.thread import LeaseThread
 from sluice_engine.rooms import LEASE_TTL_MS
 from sluice_protocol.codec import (
-    MalformedMessage,
     decode_source_hello,
     decode_source_message,
     encode_reader_message,
@@ -197,7 +196,7 @@ class _ReaderLease:
             tasks = [loop.create_task(self._read()), loop.create_task(self._send_fetches())]
             while not self._lease.ended:
                 await self._on(*await self.events.get())
-        except (grpc.aio.AioRpcError, BadSource) as error:
+        except Exception as error:
             await self._lost(error)
         finally:
             for task in tasks:
@@ -215,6 +214,8 @@ class _ReaderLease:
             detail = f"{error.code().name}: {error.details()}"
             mismatch = error.code() is grpc.StatusCode.FAILED_PRECONDITION
             self._why = ("FingerprintMismatch" if mismatch else "SourceLost", detail)
+        else:  # a Hello that does not decode, a write to a call that has ended
+            self._why = ("SourceLost", f"{type(error).__name__}: {error}")
         await self._client.drop_peer(self._address)
 
     async def _read(self) -> None:
@@ -225,12 +226,12 @@ class _ReaderLease:
             code = await self._call.code()
             if code is not grpc.StatusCode.OK:
                 self._why = ("SourceLost", f"{code.name}: {await self._call.details()}")
-        except MalformedMessage as error:
+        except grpc.aio.AioRpcError as error:
+            await self._lost(error)
+        except Exception as error:  # malformed, or no message at all
             self._why = ("UnknownMessage", str(error))
             self.events.put_nowait((LeaseEvent.UNKNOWN, None))
             return
-        except grpc.aio.AioRpcError as error:
-            await self._lost(error)
         self.events.put_nowait((LeaseEvent.STREAM_ENDED, None))
 
     async def _send_fetches(self) -> None:

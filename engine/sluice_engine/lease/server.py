@@ -11,15 +11,28 @@ import grpc.aio
 
 from sluice_engine.lease.thread import LeaseThread
 from sluice_engine.server import build_server
-from sluice_protocol.codec import MalformedMessage, decode_reader_message, encode_source_hello, encode_source_message
+from sluice_protocol.codec import decode_reader_message, encode_source_hello, encode_source_message
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import SCHEMA_VERSION, Refused
 from sluice_protocol.lease import Lease, LeaseEffect, LeaseEvent, LeaseProtocolError, LeaseRole
-from sluice_protocol.source import Fetch, GrantedRecord, Open, Pulled, RecordBytes, RecordName, Released, SourceHello
+from sluice_protocol.source import (
+    Fetch,
+    GrantedRecord,
+    Open,
+    Pulled,
+    ReaderMessage,
+    RecordBytes,
+    RecordName,
+    Released,
+    SourceHello,
+)
 from sluice_protocol.v1 import source_pb2, source_pb2_grpc
 
 Hello = Callable[[], SourceHello | None]
 ReadRecords = Callable[[tuple[RecordName, ...]], AsyncIterator[RecordBytes]]
+
+# A stream that says nothing is no lease.
+OPEN_S = 10.0
 
 _SENDS = frozenset(
     {
@@ -89,6 +102,16 @@ def _compare(mine: SourceHello, fingerprint: Fingerprint) -> Refused | None:
     return Refused("FingerprintMismatch", detail)
 
 
+def _event_of(message: ReaderMessage) -> tuple[LeaseEvent, ReaderMessage]:
+    match message:
+        case Open():
+            return LeaseEvent.OPEN, message
+        case Pulled():
+            return LeaseEvent.PULLED, message
+        case Fetch():
+            return LeaseEvent.FETCH, message
+
+
 class _SourceLease:
     """Drives one lease. All state is the lease loop's; `post` may be called from any thread."""
 
@@ -108,6 +131,7 @@ class _SourceLease:
 
     async def run(self) -> None:
         reading = asyncio.create_task(self._read())
+        self._expire_in(OPEN_S)
         self._thread.counters["source_leases_opened"] += 1
         try:
             while not self._lease.ended:
@@ -120,24 +144,14 @@ class _SourceLease:
             self._tell_ended()
 
     async def _read(self) -> None:
-        """Messages to events, until the stream ends; a malformed one becomes UNKNOWN and ends it."""
-        while True:
-            message = await self._context.read()
-            if message is grpc.aio.EOF:  # type: ignore[attr-defined]
-                self._events.put_nowait((LeaseEvent.STREAM_ENDED, None))
-                return
-            try:
-                value = decode_reader_message(message)
-            except MalformedMessage as error:
-                self._events.put_nowait((LeaseEvent.UNKNOWN, error))
-                return
-            match value:
-                case Open():
-                    self._events.put_nowait((LeaseEvent.OPEN, value))
-                case Pulled():
-                    self._events.put_nowait((LeaseEvent.PULLED, value))
-                case Fetch():
-                    self._events.put_nowait((LeaseEvent.FETCH, value))
+        """Messages to events, until the stream ends. Whatever cannot be read or understood becomes UNKNOWN and ends it:
+        a reader task that died in silence would leave its lease to nobody."""
+        try:
+            while (message := await self._context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+                self._events.put_nowait(_event_of(decode_reader_message(message)))
+            self._events.put_nowait((LeaseEvent.STREAM_ENDED, None))
+        except Exception as error:  # bytes that are no message at all come as gRPC's own errors
+            self._events.put_nowait((LeaseEvent.UNKNOWN, error))
 
     async def _on(self, event: LeaseEvent, payload: Any) -> None:
         try:
@@ -182,9 +196,14 @@ class _SourceLease:
             self._events.put_nowait((LeaseEvent.REFUSED, refused))
             return
         self._asked = True
-        loop = asyncio.get_running_loop()
-        self._ttl = loop.call_later(opened.ttl_ms / 1e3, self._events.put_nowait, (LeaseEvent.TTL, None))
+        self._expire_in(opened.ttl_ms / 1e3)
         self._thread.tell_leader(self._thread.rooms.open_source, opened, self)
+
+    def _expire_in(self, seconds: float) -> None:
+        if self._ttl is not None:
+            self._ttl.cancel()
+        loop = asyncio.get_running_loop()
+        self._ttl = loop.call_later(seconds, self._events.put_nowait, (LeaseEvent.TTL, None))
 
     async def _send_bytes(self, fetch: Fetch) -> None:
         granted = {record.name for record in self._granted}
