@@ -168,11 +168,22 @@ class Transport:
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_death(error if isinstance(error, Exception) else RuntimeError(str(error)))
 
     # -- events ----------------------------------------------------------------------------------------------------
 
     def _on_event(self, event: PullEvent) -> None:
+        try:
+            self._handle(event)
+        except Exception as error:
+            self._on_death(error)
+
+    def _handle(self, event: PullEvent) -> None:
         rooms = self.leader.rooms
         match event:
             case RecordsDone(lease_id, num_records, num_bytes):

@@ -48,7 +48,7 @@ class LeaseThread:
 
     def call(self, function: Callable[..., object], *args: object) -> None:
         """From any thread: run `function` on the lease loop, in order of the calls."""
-        self._loop.call_soon_threadsafe(function, *args)
+        self._loop.call_soon_threadsafe(self._guard, function, *args)
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """From the leader's thread, at start and end only: run to its result on the lease loop."""
@@ -56,7 +56,14 @@ class LeaseThread:
 
     def tell_leader(self, function: Callable[..., object], *args: object) -> None:
         """From the lease loop: run `function` on the leader's loop, in order of the calls."""
-        self._leader_loop.call_soon_threadsafe(function, *args)
+        self._leader_loop.call_soon_threadsafe(self._guard, function, *args)
+
+    def _guard(self, function: Callable[..., object], *args: object) -> None:
+        """An event loop would log a callback's error and go on without what it had to do: that is a death instead."""
+        try:
+            function(*args)
+        except Exception as error:
+            self._leader_loop.call_soon_threadsafe(self._on_death, error)
 
     def stop(self) -> None:
         self._stopping = True
