@@ -145,9 +145,7 @@ class Up:
         )
 
 
-@pytest.fixture
-def up() -> Iterator[Callable[..., Up]]:
-    """Starts `sluice up`; ends it when the test has not."""
+def _begin_and_dispose() -> Iterator[Callable[..., Up]]:
     begun: list[Up] = []
 
     def begin(*argv: str, env: dict[str, str] | None = None) -> Up:
@@ -157,6 +155,18 @@ def up() -> Iterator[Callable[..., Up]]:
     yield begin
     for one in begun:
         one.dispose()
+
+
+@pytest.fixture
+def up() -> Iterator[Callable[..., Up]]:
+    """Starts `sluice up`; ends it when the test has not."""
+    yield from _begin_and_dispose()
+
+
+@pytest.fixture(scope="module")
+def up_of_module() -> Iterator[Callable[..., Up]]:
+    """The same for several tests of one file."""
+    yield from _begin_and_dispose()
 
 
 @pytest.fixture
