@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sluice_engine.transport import Transport
 
 DRAIN_S = 20.0
+SWITCH_S = 0.0005
 
 
 def say(event: str, **fields: object) -> None:
@@ -149,6 +150,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--parent", type=int, required=True)
     args = parser.parse_args(argv)
     die_with_parent(args.parent)
+    # Step loop, lease thread and gRPC's pollers share the interpreter: nobody may wait 5 ms for his turn.
+    sys.setswitchinterval(SWITCH_S)
     status = uvloop.run(_amain(load_spec(args.spec), args.memory_fd))
     # Streams that are still open end with the process; nothing of it is waited for.
     sys.stdout.flush()

@@ -89,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             fresh.write_text(line + "\n")
             fresh.replace(arguments.ready_file)
 
+    # gRPC's poller needs the interpreter for every message: it may not wait 5 ms for its turn.
+    sys.setswitchinterval(0.0005)
     make_server(app, on_ready).run(sockets=[sock])
     return 0
 
