@@ -226,3 +226,25 @@ def test_a_caller_without_the_key_is_refused(slow):
             with pytest.raises(grpc.RpcError) as info:
                 stub.Hello(engine_pb2.EngineHelloRequest(schema_version=1), metadata=metadata, timeout=20)
             assert info.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_sigterm_drains_what_runs_is_finished_and_the_rest_goes_elsewhere(role, undisturbed):
+    with RunningStack(scripted={"step_cost_us": 15000.0}) as stack:
+        stack.start("prefill", "prefill", "decode", "decode")
+        stack.start_gateway()
+        stream = stack.chat(SHORT, 60)
+        reader = iter(stream)
+        text = next(reader)
+        victim = busiest(stack, "decode") if role == "decode" else stack.engines["prefill-0"]
+        assert victim is not None
+        os.kill(victim.supervisor, signal.SIGTERM)
+        eventually(lambda: any(e.get("event") == "draining" for e in victim.process.events), "it drains")
+        others = [stack.chat(f"{i} {SHORT}", 5) for i in range(3)]
+        assert [len(other.text()) for other in others] == [5, 5, 5]
+        text += "".join(reader)
+        assert text == undisturbed[SHORT]
+        assert stream.route["tries"] == 1  # finished where it ran
+        assert stack.forget(victim.name) == 0
+        stack.write_fleet()
+        assert_well(stack)
