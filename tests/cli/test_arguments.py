@@ -74,9 +74,13 @@ def test_a_config_that_is_no_json(capsys, model):
 @pytest.mark.parametrize(
     ("option", "value", "words"),
     [
-        ("--page-tokens", "17", "page_tokens"),
-        ("--precision", "fp7", "fp7"),
+        ("--page-tokens", "17", "--page-tokens: page_tokens"),
+        ("--chunk-tokens", "17", "--chunk-tokens: chunk_tokens 17 must be a multiple of page_tokens 16"),
+        ("--precision", "fp7", "--precision: precision 'fp7'"),
         ("--max-context-tokens", "1000000", "max_context_tokens is 1000000"),
+        ("--memory-mib", "1", "--memory-mib: memory_bytes is 1048576"),
+        ("--memory-mib", "-1", "--memory-mib is -1"),
+        ("--max-running", "0", "--max-running is 0; give at least 1"),
         ("--prefill", "0", "--prefill and --decode must be at least 1"),
         ("--api-keys-file", "/nowhere", "--api-keys-file /nowhere: No such file"),
     ],

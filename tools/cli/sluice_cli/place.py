@@ -83,3 +83,5 @@ def remove_note() -> None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if int(json.loads(note_path().read_text())["pid"]) == os.getpid():
             note_path().unlink()
+            if "XDG_RUNTIME_DIR" not in os.environ:
+                note_path().parent.rmdir()

@@ -79,13 +79,13 @@ class Service:
             status = await self._run_once()
             if self._stopping.is_set():
                 return
-            cause, last_words = self._cause or _ended(status), self._last_words()
+            cause, last_words = self._cause or _ended(status), "" if self._cause else self._last_words()
             if not self.ready.is_set() and not started_once:
                 raise StartFailed(self.name, cause, last_words)
             backoff = FIRST_BACKOFF_S if self.ready.is_set() else min(2 * backoff, LAST_BACKOFF_S)
             started_once = True
             self.ready.clear()
-            self.on_death(self.name, cause, "" if self._cause else last_words)
+            self.on_death(self.name, cause, last_words)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(backoff):
                     await self._stopping.wait()

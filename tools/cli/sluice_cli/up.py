@@ -71,6 +71,13 @@ def read_arguments(args: argparse.Namespace) -> StackSpec:
     """Raises UpError, or FileNotFoundError when the default model is not there."""
     if args.prefill < 1 or args.decode < 1:
         raise UpError("--prefill and --decode must be at least 1 (or give --unified)")
+    if args.max_running < 1:
+        raise UpError(f"--max-running is {args.max_running}; give at least 1")
+    for name in ("page_tokens", "chunk_tokens", "max_context_tokens", "memory_mib"):
+        if getattr(args, name) < 0:
+            raise UpError(
+                f"--{name.replace('_', '-')} is {getattr(args, name)}; give a positive number, or leave it out"
+            )
     model = None if args.scripted else (args.model or default_model()).resolve()
     return StackSpec(
         model=model,
@@ -113,8 +120,18 @@ def check_model(spec: StackSpec) -> None:
     try:
         role = spec.roles[0][0]
         resolve(msgspec.convert(spec.engine_spec(role, "check", Path("/"), "none"), EngineSpec))
-    except (ModelError, SpecError) as error:
-        raise UpError(str(error)) from error
+    except ModelError as error:
+        raise UpError(f"--model {spec.model}: {error}") from error
+    except SpecError as error:
+        raise UpError(f"{_option(str(error), spec)}{error}") from error
+
+
+def _option(problem: str, spec: StackSpec) -> str:
+    """The option behind the first field of an engine's spec that `problem` speaks of."""
+    named = [(problem.find(name), name) for name in spec.engine if name in problem]
+    if not named:
+        return ""
+    return f"--{min(named)[1].replace('_bytes', '_mib').replace('_', '-')}: "
 
 
 def _is_installed(name: str) -> bool:
