@@ -1,7 +1,9 @@
 # Every target, with what it does: `make help`.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-PYTHON ?= python3
+# The first interpreter that will do; `make PYTHON=...` names another.
+PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13 python3.14,$(shell $(name) -c \
+	'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' 2>/dev/null && echo $(name))))
 UV_VERSION := 0.13.9
 UV := .tools/uv/bin/uv
 BIN := .venv/bin
@@ -20,7 +22,7 @@ setup: $(LOCKED) ## bootstrap uv into .tools and sync the locked environment int
 
 # uv lives in the project's own tool folder; get it from PyPI with nothing but Python's venv module.
 $(UV):
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "sluice needs Python >= 3.11 (set PYTHON=...)"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "sluice needs Python 3.11 to 3.14: none on PATH will do (make PYTHON=/path/to/python3)"; exit 1; }
 	@echo "bootstrapping uv $(UV_VERSION) into .tools"
 	@$(PYTHON) -m venv .tools/uv
 	@.tools/uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
@@ -29,8 +31,8 @@ $(LOCKED): uv.lock pyproject.toml | $(UV)
 	$(UV) sync --locked --extra dev --python $(PYTHON)
 	@touch $@
 
-up: $(LOCKED) ## start gateway, prefill and decode on this machine, ask the sample question, keep serving
-	$(BIN)/sluice up --ask-sample
+up: $(LOCKED) ## start gateway, prefill and decode here, ask the sample question, keep serving (ARGS="--port 9000")
+	$(BIN)/sluice up --ask-sample $(ARGS)
 
 check: $(LOCKED) ## format, lint, types, imports, generated files, fast tests: under a minute
 	$(BIN)/ruff format --check .
@@ -54,6 +56,6 @@ lock: $(UV) ## resolve the dependencies again into uv.lock
 	$(UV) lock
 
 clean: ## remove the environment and the caches
-	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 
 .PHONY: help setup up check test fmt proto lock clean
