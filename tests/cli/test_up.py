@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -44,6 +45,16 @@ def test_ctrl_c_while_it_starts_is_an_orderly_end(up, moment):
     stack.wait(moment)
     assert stack.interrupt() == 0
     assert "died" not in stack.text
+
+
+def test_a_second_ctrl_c_waits_for_nobody(up):
+    stack = up("--scripted")
+    stack.wait("Ctrl-C stops it")
+    stack.note_pids()
+    for _ in range(2):
+        stack.process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    assert stack.end() == 0
 
 
 def test_a_terminated_one_ends_like_ctrl_c(up):

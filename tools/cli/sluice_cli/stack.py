@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import sys
 import time
@@ -157,7 +158,7 @@ class Stack:
         print(f"\n{sample.curl(self.url, self.spec.name, system, question, bool(self.spec.api_key))}\n", flush=True)
         if self.spec.ask_sample and not await self._unless_over(self._ask()):
             return
-        print("Ctrl-C stops it; `sluice chat` talks to it.", flush=True)
+        print(f"Ctrl-C stops it; `{_as_typed()} chat` talks to it.", flush=True)
         await self._unless_over(_for_ever())
 
     async def _ask(self) -> None:
@@ -264,6 +265,12 @@ class Stack:
 
     def _say(self, text: str) -> None:
         print(f"[{time.monotonic() - self._started:6.2f}s] {text}", flush=True)
+
+
+def _as_typed() -> str:
+    """This command as a shell here finds it."""
+    given = sys.argv[0]
+    return given if Path(given).name == "sluice" and shutil.which("sluice") != given else "sluice"
 
 
 async def _for_ever() -> None:
