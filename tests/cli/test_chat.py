@@ -25,6 +25,7 @@ class Gateway(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked: list[dict[str, Any]] = []
         self.key = ""
+        self.busy = 0  # answers so many questions with "come back at once"
 
     @property
     def url(self) -> str:
@@ -47,6 +48,10 @@ class Handler(BaseHTTPRequestHandler):
         if not self._is_allowed():
             return
         word = body["messages"][-1]["content"]
+        if self.server.busy:
+            self.server.busy -= 1
+            self._json(503, {"error": {"message": "no usable pair"}}, {"Retry-After": "0"})
+            return
         if word == "fail":
             self._json(429, {"error": {"message": "the queue is full"}})
             return
@@ -71,9 +76,11 @@ class Handler(BaseHTTPRequestHandler):
     def _event(self, value: Any) -> None:
         self.wfile.write(b"data: " + json.dumps(value).encode() + b"\n\n")
 
-    def _json(self, status: int, value: Any) -> None:
+    def _json(self, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
         data = json.dumps(value).encode()
         self.send_response(status)
+        for name, text in (headers or {}).items():
+            self.send_header(name, text)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -124,6 +131,15 @@ def test_the_system_message_comes_from_the_option_or_a_file(gateway, tmp_path):
         assert main(["chat", "--url", gateway.url, "--system", given, "hello", "there"]) == 0
     expected = [{"role": "system", "content": "Keep the notes."}, {"role": "user", "content": "hello there"}]
     assert [asked["messages"] for asked in gateway.asked] == [expected, expected]
+
+
+def test_it_comes_back_when_the_gateway_asks_to_but_not_for_ever(gateway, capsys):
+    gateway.busy = 3
+    assert main(["chat", "--url", gateway.url, "a"]) == 0
+    assert (len(gateway.asked), capsys.readouterr().out) == (4, "1:a\n")
+    gateway.busy = 100
+    assert main(["chat", "--url", gateway.url, "a"]) == 1
+    assert "no usable pair" in capsys.readouterr().err
 
 
 def test_a_cut_answer_is_marked(gateway, capsys):

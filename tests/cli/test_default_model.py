@@ -70,6 +70,7 @@ def test_the_zygotes_death_takes_the_ranks_and_all_come_back(stack):
     for name in ("zygote", "prefill-0", "decode-0"):
         stack.wait(f"{name} died", start=before)
         stack.wait(f"{name} is ready", start=before, limit_s=90)
+    stack.wait("serving again: http", start=before)
     told = stack.sluice("chat", "The code of amber falcon is 4719. What is the code of amber falcon?")
     assert (told.returncode, told.stdout) == (0, f"{ANSWER}\n")
 

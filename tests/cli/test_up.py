@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import socket
@@ -86,7 +85,7 @@ def test_services_that_are_killed_come_back_and_the_url_stays_true(up):
         before = stack.kill(word)
         stack.wait(rf"{name} died \(killed by SIGKILL\); starting it again", start=before)
         stack.wait(rf"{name} is ready", start=before)
-        _ready(url)
+        stack.wait(rf"serving again: {url}/v1", start=before)
         assert ask(url) in ("stop", "length")
     assert stack.interrupt() == 0
 
@@ -137,15 +136,3 @@ def test_api_keys_are_asked_for_and_used(up, tmp_path):
     assert stack.sluice("chat", "hi").returncode == 1
     assert stack.sluice("chat", "--api-key", "sesame", "--max-tokens", "4", "hi").returncode == 0
     assert stack.interrupt() == 0
-
-
-def _ready(url: str) -> None:
-    for _ in range(300):
-        try:
-            with urllib.request.urlopen(f"{url}/readyz", timeout=5) as response:
-                if response.status == 200:
-                    return
-        except OSError:
-            pass
-        time.sleep(0.1)
-    raise AssertionError(f"{url} sees no pair (pid {os.getpid()})")

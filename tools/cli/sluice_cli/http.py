@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
+
+TRIES, LONGEST_WAIT_S = 5, 10
 
 
 class GatewayError(Exception):
@@ -66,17 +70,32 @@ def stream_chat(
     if max_tokens:
         body["max_tokens"] = max_tokens
     headers = {"Content-Type": "application/json", "x-sluice-route": "1", **_auth(api_key)}
-    connection = connect(url, timeout_s)
     try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-        response = connection.getresponse()
-        if response.status != 200:
-            raise GatewayError(_message(response.read()))
-        yield from _chunks(response)
+        connection, response = _post(url, json.dumps(body), headers, timeout_s)
+        with contextlib.closing(connection):
+            yield from _chunks(response)
     except http.client.HTTPException as error:
         raise GatewayError(f"the connection broke: {error!r}") from error
-    finally:
-        connection.close()
+
+
+def _post(
+    url: str, body: str, headers: dict[str, str], timeout_s: float
+) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    """The answer with status 200. Waits as the gateway asks to when it is busy or its engines are being started."""
+    for tries_left in reversed(range(TRIES)):
+        connection = connect(url, timeout_s)
+        with contextlib.ExitStack() as unless_answered:
+            unless_answered.callback(connection.close)
+            connection.request("POST", "/v1/chat/completions", body, headers)
+            response = connection.getresponse()
+            if response.status == 200:
+                unless_answered.pop_all()
+                return connection, response
+            problem, wait = _message(response.read()), response.headers.get("Retry-After", "")
+        if response.status not in (429, 503) or not wait.isdigit() or not tries_left:
+            break
+        time.sleep(min(int(wait), LONGEST_WAIT_S))
+    raise GatewayError(problem)
 
 
 def _auth(api_key: str) -> dict[str, str]:

@@ -60,7 +60,7 @@ class Stack:
         self._started = time.monotonic()
         self._loading: dict[str, tuple[float, int]] = {}  # engine -> (since, quarters said)
         self._stop = asyncio.Event()
-        self._is_serving = False
+        self._wounded = asyncio.Event()
         zygote = [] if spec.model is None else [self._zygote()]
         self._engines = [self._engine(role, index) for role, count in spec.roles for index in range(count)]
         self._layers = [[self._gateway()], self._engines, zygote]  # in the order in which they stop
@@ -148,7 +148,6 @@ class Stack:
 
     async def _serve(self) -> None:
         """Tell where it answers, ask the sample, and stay until the end."""
-        self._is_serving = True
         try:
             write_note(self.url, self.spec.name)
         except OSError as error:
@@ -159,7 +158,17 @@ class Stack:
         if self.spec.ask_sample and not await self._unless_over(self._ask()):
             return
         print(f"Ctrl-C stops it; `{_as_typed()} chat` talks to it.", flush=True)
-        await self._unless_over(_for_ever())
+        await self._unless_over(self._tell_of_recoveries())
+
+    async def _tell_of_recoveries(self) -> None:
+        """For ever: after deaths, when the gateway has a pair again."""
+        while True:
+            await self._wounded.wait()
+            self._wounded.clear()
+            await self._all_ready()
+            await self._routable()
+            if not self._wounded.is_set():
+                self._say(f"serving again: {self.url}/v1")
 
     async def _ask(self) -> None:
         spec = self.spec
@@ -257,6 +266,7 @@ class Stack:
             self._say(f"{name} loads weights: {25 * quarter} % of {total / 2**20:,.0f} MiB")
 
     def _on_death(self, name: str, cause: str, last_words: str) -> None:
+        self._wounded.set()
         if self._members.pop(name, None) is not None:
             self._write_fleet()
         self._say(f"{name} died ({cause}); starting it again")
@@ -271,10 +281,6 @@ def _as_typed() -> str:
     """This command as a shell here finds it."""
     given = sys.argv[0]
     return given if Path(given).name == "sluice" and shutil.which("sluice") != given else "sluice"
-
-
-async def _for_ever() -> None:
-    await asyncio.Event().wait()
 
 
 def _hint(error: StartFailed) -> str:
