@@ -14,6 +14,8 @@ export GRPC_VERBOSITY := ERROR
 # Let Python keep its bytecode: importing torch without it costs seconds in every process.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest
+# protoc looks for its plugins on PATH.
+GENERATE := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/house/generate.py
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  \1\t\2/' | expand -t 18
@@ -39,7 +41,7 @@ check: $(LOCKED) ## format, lint, types, imports, generated files, fast tests: u
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p sluice_records -p sluice_protocol -p sluice_kernels -p sluice_engine -p sluice_prefill -p sluice_decode -p sluice_gateway -p sluice_cli
 	$(BIN)/lint-imports tools/house/layers.ini
-	$(BIN)/python tools/house/generate.py --check
+	$(GENERATE) --check
 	$(PYTEST) -q -m "not process and not slow" -n 2
 
 test: check ## everything: `make check`, then the tests that start processes and the slow ones
@@ -50,7 +52,7 @@ fmt: $(LOCKED) ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 
 proto: $(LOCKED) ## regenerate the protobuf code and the generated docs
-	$(BIN)/python tools/house/generate.py
+	$(GENERATE)
 
 lock: $(UV) ## resolve the dependencies again into uv.lock
 	$(UV) lock
