@@ -12,7 +12,6 @@ from transfer_double import KEY, PLAN, hello, new_pools, tiny_layouts
 
 from sluice_engine.transfer.errors import BadPeer
 from sluice_engine.transfer.messages import (
-    FrameError,
     FrameReader,
     Stop,
     decode_command,
@@ -21,6 +20,7 @@ from sluice_engine.transfer.messages import (
 )
 from sluice_engine.transfer.seal import TAG_BYTES, open_seal, seal
 from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, read_spec, write_spec
+from sluice_engine.wire import FrameError
 from sluice_records import RecordKind
 
 

@@ -24,7 +24,6 @@ from sluice_engine.transfer.messages import (
     Command,
     Detach,
     Forget,
-    FrameError,
     FrameReader,
     Pull,
     PullEvent,
@@ -36,6 +35,7 @@ from sluice_engine.transfer.messages import (
     decode_report,
     encode_frame,
 )
+from sluice_engine.wire import FrameError
 from sluice_protocol.source import RecordBytes, SourceHello
 
 OnEvent = Callable[[PullEvent], None]

@@ -1,19 +1,18 @@
 """What leader and transport sidecar say to each other over their Unix socket, and the events of a puller.
 
-Frames: four bytes of length, big-endian, then msgpack. The sidecar speaks first (`SidecarHello`).
+Frames of `sluice_engine.wire`, msgpack inside. The sidecar speaks first (`SidecarHello`).
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from sluice_engine import wire
 from sluice_engine.step import PullSet
+from sluice_engine.wire import FrameError
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.source import Fetch, PoolInfo, SourceHello
 from sluice_records import RecordKind
-
-MAX_FRAME = 64 * 1024 * 1024
-_LENGTH_BYTES = 4
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -179,18 +178,13 @@ PullEvent = RecordsDone | PullFailed | PullsTerminal | StrandedEnded | PeerRefus
 Report = SidecarHello | Attached | Stats | Ticked | PullEvent
 
 
-class FrameError(Exception):
-    """Bytes that are no frame of ours. Ends the connection, nothing else."""
-
-
 _encoder = msgspec.msgpack.Encoder()
 _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 
 
 def encode_frame(message: Command | Report) -> bytes:
-    body = _encoder.encode(message)
-    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
+    return wire.pack(_encoder.encode(message))
 
 
 def decode_command(body: bytes) -> Command:
@@ -216,14 +210,4 @@ class FrameReader:
     def feed(self, data: bytes) -> list[bytes]:
         """Bodies that are complete now. Raises FrameError for a length that no frame of ours has."""
         self._buffer += data
-        bodies = []
-        while len(self._buffer) >= _LENGTH_BYTES:
-            length = int.from_bytes(self._buffer[:_LENGTH_BYTES], "big")
-            if length > MAX_FRAME:
-                raise FrameError(f"a frame of {length} bytes")
-            end = _LENGTH_BYTES + length
-            if len(self._buffer) < end:
-                break
-            bodies.append(bytes(self._buffer[_LENGTH_BYTES:end]))
-            del self._buffer[:end]
-        return bodies
+        return list(wire.split(self._buffer))

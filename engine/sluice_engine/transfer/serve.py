@@ -23,7 +23,6 @@ from sluice_engine.transfer.lane import tcp_bytes_received
 from sluice_engine.transfer.messages import (
     Allow,
     Command,
-    FrameError,
     FrameReader,
     Pull,
     Report,
@@ -34,6 +33,7 @@ from sluice_engine.transfer.messages import (
     encode_frame,
 )
 from sluice_engine.transfer.poller import Poller
+from sluice_engine.wire import FrameError
 
 TICK_S = 0.25
 _RECEIVE = 1 << 18
