@@ -25,6 +25,7 @@ from sluice_engine.transfer.nixl import FORK_EXIT
 from sluice_engine.transfer.seal import TAG_BYTES, seal
 from sluice_engine.transfer.sidecar import EXIT_LEADER_GONE, EXIT_OK, EXIT_SPEC, EXIT_UNAVAILABLE
 from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, write_spec
+from sluice_engine.wire import pack
 from sluice_protocol.source import PoolInfo, SourceHello
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(90)]
@@ -104,9 +105,9 @@ async def test_a_source_restarted_under_the_same_incarnation_is_refused(pair: Pa
 
 GARBAGE = {
     "a frame of 4 GiB": b"\xff\xff\xff\xff",
-    "no msgpack": b"\x00\x00\x00\x03\xc1\xc1\xc1",
-    "an unknown verb": b"\x00\x00\x00\x06" + msgspec.msgpack.encode(["Fly"]).ljust(6, b"\xc0"),
-    "wrong fields": (lambda body: len(body).to_bytes(4, "big") + body)(msgspec.msgpack.encode(["Pull", 3])),
+    "no msgpack": pack(b"\xc1\xc1\xc1"),
+    "an unknown verb": pack(msgspec.msgpack.encode(["Fly"]).ljust(6, b"\xc0")),
+    "wrong fields": pack(msgspec.msgpack.encode(["Pull", 3])),
     "http": b"GET / HTTP/1.1\r\n\r\n",
     "a report": encode_frame(RecordsDone("a", 1, 1)),
 }
