@@ -38,6 +38,7 @@ class Up:
         self.env = os.environ | {"TMPDIR": self.home.name, "XDG_RUNTIME_DIR": self.home.name} | (env or {})
         self.lines: list[str] = []
         self.pids: set[int] = set()
+        self.hangs_up = False  # read one more line and close the pipe, as `| head` does
         self.process = subprocess.Popen(
             [*SLUICE, "up", *argv],
             env=self.env,
@@ -54,6 +55,9 @@ class Up:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line.rstrip("\n"))
+            if self.hangs_up:
+                self.process.stdout.close()
+                return
 
     @property
     def text(self) -> str:

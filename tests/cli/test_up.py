@@ -9,8 +9,11 @@ import socket
 import subprocess
 import time
 import urllib.request
+from collections.abc import Iterator
 
 import pytest
+
+from sluice_cli.http import stream_chat
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(110)]
 
@@ -56,11 +59,29 @@ def test_a_second_ctrl_c_waits_for_nobody(up):
     assert stack.end() == 0
 
 
-def test_a_terminated_one_ends_like_ctrl_c(up):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_terminated_one_ends_like_ctrl_c(up, number):
     stack = up("--scripted", "--unified")
     stack.wait("Ctrl-C stops it")
-    stack.process.terminate()
+    stack.process.send_signal(number)
     assert stack.end() == 0
+
+
+def test_it_serves_on_when_nobody_reads_what_it_says(up):
+    stack = up("--scripted", "--unified")
+    url = stack.url
+    stack.wait("Ctrl-C stops it")
+    stack.hangs_up = True
+    stack.kill("sluice_gateway")
+    for _ in range(200):
+        try:
+            assert ask(url) in ("stop", "length")
+            break
+        except OSError:
+            time.sleep(0.1)
+    else:
+        raise AssertionError("it does not serve again")
+    assert stack.interrupt() == 0
 
 
 def test_when_it_is_killed_its_services_end_too(up):
@@ -87,6 +108,27 @@ def test_services_that_are_killed_come_back_and_the_url_stays_true(up):
         stack.wait(rf"{name} is ready", start=before)
         stack.wait(rf"serving again: {url}/v1", start=before)
         assert ask(url) in ("stop", "length")
+    assert stack.interrupt() == 0
+
+
+@pytest.mark.parametrize("word", ["sluice_decode", "sluice_prefill"])
+def test_an_answer_that_loses_an_engine_is_what_it_would_have_been(up, word):
+    stack = up("--scripted", "--max-context-tokens", "16384")
+    stack.wait("Ctrl-C stops it")
+
+    def pieces() -> Iterator[str]:
+        for chunk in stream_chat(stack.url, "scripted", [{"role": "user", "content": "tell me"}], max_tokens=2500):
+            yield from (choice["delta"].get("content") or "" for choice in chunk["choices"])
+
+    undisturbed = "".join(pieces())
+    disturbed = []
+    for piece in pieces():
+        disturbed.append(piece)
+        if len(disturbed) == 20:
+            stack.kill(word)
+    assert "".join(disturbed) == undisturbed
+    assert "died (killed by SIGKILL)" in stack.text
+    stack.wait("serving again")
     assert stack.interrupt() == 0
 
 

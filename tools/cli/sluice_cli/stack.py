@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from sluice_cli import sample
 from sluice_cli.http import get_json
@@ -71,8 +72,9 @@ class Stack:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup means what it says
+                loop.add_signal_handler(number, self._on_signal)
         self._say(f"{self.spec.name}: starting {', '.join(service.name for service in self.services)}")
         try:
             for service in self.services:
@@ -117,7 +119,7 @@ class Stack:
                 continue
             error = service.task.exception()
             if isinstance(error, StartFailed):
-                print(f"sluice up: {error}{_hint(error)}", file=sys.stderr, flush=True)
+                _print(f"sluice up: {error}{_hint(error)}", sys.stderr)
                 return 1
             if error is not None:
                 raise error
@@ -154,10 +156,10 @@ class Stack:
             self._say(f"`sluice chat` will need --url: {error}")
         self._say(f"ready: {self.url}/v1   (model {self.spec.name})")
         question, system = sample.question(self.spec.model)
-        print(f"\n{sample.curl(self.url, self.spec.name, system, question, bool(self.spec.api_key))}\n", flush=True)
+        _print(f"\n{sample.curl(self.url, self.spec.name, system, question, bool(self.spec.api_key))}\n")
         if self.spec.ask_sample and not await self._unless_over(self._ask()):
             return
-        print(f"Ctrl-C stops it; `{_as_typed()} chat` talks to it.", flush=True)
+        _print(f"Ctrl-C stops it; `{_as_typed()} chat` talks to it.")
         await self._unless_over(self._tell_of_recoveries())
 
     async def _tell_of_recoveries(self) -> None:
@@ -271,10 +273,19 @@ class Stack:
             self._write_fleet()
         self._say(f"{name} died ({cause}); starting it again")
         if last_words:
-            print(last_words, file=sys.stderr, flush=True)
+            _print(last_words, sys.stderr)
 
     def _say(self, text: str) -> None:
-        print(f"[{time.monotonic() - self._started:6.2f}s] {text}", flush=True)
+        _print(f"[{time.monotonic() - self._started:6.2f}s] {text}")
+
+
+def _print(text: str, stream: TextIO | None = None) -> None:
+    """Whoever read our output may go; what we serve goes on."""
+    out = stream or sys.stdout
+    try:
+        print(text, file=out, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
 def _as_typed() -> str:
