@@ -1,0 +1,54 @@
+"""What the documents point at is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MINE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md", "docs/gateway.md")
+DOCUMENTS = [ROOT / name for name in MINE] + sorted((ROOT / "docs" / "adr").glob("*.md"))
+
+
+def anchors(document: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        place = (document.parent / path) if path else document
+        assert place.exists(), target
+        assert not anchor or anchor in anchors(place), target
+
+
+@pytest.mark.parametrize("name", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_files_that_are_spoken_of_exist(name):
+    """Lists in braces apart."""
+    there = {path.name for path in ROOT.glob("*/**/*.py") if ".venv" not in path.parts and ".tools" not in path.parts}
+    told = {Path(path).name for path in re.findall(r"`([\w/]+\.py)`", (ROOT / name).read_text())}
+    assert told <= there
+
+
+def test_adrs_have_numbers_of_their_own():
+    numbers = [path.name[:4] for path in (ROOT / "docs" / "adr").glob("*.md")]
+    assert all(number.isdigit() for number in numbers)
+    assert len(numbers) == len(set(numbers))
+
+
+def test_make_help_lists_every_target_and_the_documents_no_others():
+    makefile = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert phony is not None
+    told = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30).stdout
+    assert [line.split()[0] for line in told.splitlines()] == phony[1].split()
+    for document in DOCUMENTS:
+        named = set(re.findall(r"(?:^|`|&& )make ([a-z]+)", document.read_text(), re.MULTILINE))
+        assert named <= set(phony[1].split()), document
