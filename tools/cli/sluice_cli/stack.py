@@ -297,5 +297,6 @@ def _as_typed() -> str:
 def _hint(error: StartFailed) -> str:
     """The remedy, where there is one; else what it said last."""
     if "Unavailable" in error.cause or "nixl" in error.cause.lower():
-        return "\n  NIXL moves the cache; `--transport stream` serves without it, slower, over gRPC."
+        lost = "" if Path("/sys/class/net").exists() else " /sys is not mounted here, and it looks for networks there."
+        return f"\n  NIXL moves the cache.{lost} `--transport stream` serves without it, slower, over gRPC."
     return f"\n{error.last_words}" if error.last_words else ""
