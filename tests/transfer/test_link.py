@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +14,19 @@ from transfer_double import PAGE, fill, hello, new_pools, page_items, same_recor
 from sluice_engine.pool import RecordPool
 from sluice_engine.step import PullSet
 from sluice_engine.transfer.errors import BadPeer, LinkClosed, PeerLost, StaleRecord, TransferUnavailable
-from sluice_engine.transfer.link import TransferLink
+from sluice_engine.transfer.link import SidecarLink, TransferLink
 from sluice_engine.transfer.local import LocalLink
 from sluice_engine.transfer.memory import Fault, MemoryFabric, MemoryTransfer
-from sluice_engine.transfer.messages import FetchWanted, PullEvent, PullFailed, PullsTerminal, RecordsDone
+from sluice_engine.transfer.messages import (
+    FetchWanted,
+    LaneReport,
+    PullEvent,
+    PullFailed,
+    PullsTerminal,
+    RecordsDone,
+    SidecarHello,
+    encode_frame,
+)
 from sluice_engine.transfer.stream import StreamTransfer, read_ranges
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.source import RecordBytes, RecordName
@@ -202,3 +212,25 @@ async def test_a_hello_is_told_word_for_word(streamed: LocalLink, reader: Pools)
     assert {pool.kind: pool.format_id for pool in told.pools} == {
         kind.value: pool.layout.format_id for kind, pool in reader.items()
     }
+
+
+async def test_connecting_outlives_a_sidecar_that_is_just_dying(tmp_path: Path) -> None:
+    """After a fence the leader may still reach the dead one's listener: it hangs up, and the next one listens."""
+    path, visits = tmp_path / "s.sock", 0
+    told = SidecarHello("nixl", "i.1", "agent", b"", (), 1, LaneReport("cma", "cma", 1.0))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal visits
+        visits += 1
+        if visits == 2:
+            writer.write(encode_frame(told)[:7])  # dies inside its hello
+        elif visits > 2:
+            writer.write(encode_frame(told))
+            await writer.drain()
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_unix_server(serve, path):
+        link = await SidecarLink.connect(path, lambda event: None, timeout_s=20)
+        assert (visits, link.hello) == (3, told)
+        await link.close()

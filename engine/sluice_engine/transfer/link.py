@@ -102,18 +102,12 @@ class SidecarLink:
         """Wait for the sidecar to listen there, and for its hello. Raises TransferUnavailable."""
         try:
             async with asyncio.timeout(timeout_s):
-                reader, writer = await _open(path)
-                frames = FrameReader()
-                bodies: list[bytes] = []
-                while not bodies:
-                    data = await reader.read(_RECEIVE)
-                    if not data:
-                        raise TransferUnavailable(f"the sidecar at {path} hung up before its hello")
-                    bodies = frames.feed(data)
-                hello = decode_report(bodies[0])
+                reader, writer, frames, first = await _first_frame(path)
         except TimeoutError as error:
             raise TransferUnavailable(f"no sidecar at {path} after {timeout_s} s") from error
-        except (OSError, FrameError) as error:
+        try:
+            hello = decode_report(first)
+        except FrameError as error:
             raise TransferUnavailable(f"no sidecar at {path}: {error}") from error
         if not isinstance(hello, SidecarHello):
             raise TransferUnavailable(f"the sidecar at {path} began with {type(hello).__name__}")
@@ -214,9 +208,22 @@ def _ignore(event: PullEvent) -> None:
     pass
 
 
-async def _open(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _first_frame(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, FrameReader, bytes]:
+    """Connect and read until a whole frame is there.
+
+    Nobody listening, and a connection that ends before its first frame, are a sidecar that is not there yet or one that
+    is just dying: the next one will listen at the same place.
+    """
     while True:
+        writer = None
         try:
-            return await asyncio.open_unix_connection(path)
-        except (FileNotFoundError, ConnectionRefusedError):
-            await asyncio.sleep(_RETRY_S)
+            reader, writer = await asyncio.open_unix_connection(path)
+            frames = FrameReader()
+            while data := await reader.read(_RECEIVE):
+                if bodies := frames.feed(data):
+                    return reader, writer, frames, bodies[0]
+        except (OSError, FrameError):
+            pass
+        if writer is not None:
+            writer.close()
+        await asyncio.sleep(_RETRY_S)
