@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import grpc.aio
 import uvloop
 
+from sluice_engine.errors import RankFault
 from sluice_engine.leader import Leader
 from sluice_engine.processes import die_with_parent
 from sluice_engine.rank import LoadProgress, RankMessage
@@ -36,6 +37,13 @@ SWITCH_S = 0.0005
 
 def say(event: str, **fields: object) -> None:
     print(json.dumps({"event": event, **fields}), flush=True)
+
+
+def cause(error: Exception) -> dict[str, object]:
+    """The reason once, and what it says beside it."""
+    if isinstance(error, RankFault):
+        return {"reason": error.reason, "detail": f"rank {error.rank}: {error.detail}"}
+    return {"reason": type(error).__name__, "detail": str(error)}
 
 
 class LeaderProcess:
@@ -110,7 +118,7 @@ class LeaderProcess:
 
     def die(self, error: Exception) -> None:
         if not self._ended.done():
-            say("died", reason=getattr(error, "reason", type(error).__name__), detail=str(error))
+            say("died", **cause(error))
             traceback.print_exception(error, file=sys.stderr)
             self._ended.set_result(1)
 
