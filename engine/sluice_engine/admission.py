@@ -6,6 +6,7 @@ from bisect import insort
 from collections.abc import Callable
 
 from sluice_engine.ledger import CACHE
+from sluice_engine.sampling_checks import fault_of
 from sluice_engine.schedule import SchedulerState
 from sluice_engine.sequence import Mode, Phase, Sequence, SequenceSpec
 from sluice_protocol.generate import Refused
@@ -22,6 +23,11 @@ def token_out_of_range(state: SchedulerState, spec: SequenceSpec) -> Refused | N
     if highest < state.limits.vocab_size:
         return None
     return Refused("TokenOutOfRange", f"token id {highest} is not below the vocabulary size {state.limits.vocab_size}")
+
+
+def bad_sampling(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
+    fault = fault_of(spec.sampling, state.limits.vocab_size)
+    return None if fault is None else Refused("BadSampling", fault)
 
 
 def nothing_to_produce(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
@@ -58,6 +64,14 @@ def no_row_free(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
     return Refused("NoRowFree", f"all {state.limits.max_running} rows are taken", RETRY_MS)
 
 
+def no_state_free(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
+    """Stranded ones are nobody's; those in the queue come first."""
+    free = state.ledger.num_free(RecordKind.STATE) - len(state.waiting)
+    if free > 0:
+        return None
+    return Refused("NoStateFree", "every state record is taken, stranded or promised", RETRY_MS)
+
+
 def no_pages_free(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
     """Those in the queue come first."""
     promised = sum(state.limits.pages_for(len(s.tokens)) for s in state.sequences.values() if s.phase is Phase.WAITING)
@@ -73,11 +87,13 @@ def no_pages_free(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
 
 
 CHECKS: tuple[Check, ...] = (
+    bad_sampling,
     token_out_of_range,
     nothing_to_produce,
     context_too_long,
     larger_than_pool,
     no_row_free,
+    no_state_free,
     no_pages_free,
 )
 

@@ -156,7 +156,7 @@ class Leader:
 
     def detach(self, gateway_id: str, sink: Callable[[TokenBatch], None]) -> None:
         """A gateway without its Attach stream cannot get tokens: what it asked for ends."""
-        if self.sinks.get(gateway_id) is not sink:
+        if self.sinks.get(gateway_id) != sink:  # equal, not identical: a method is bound anew at every mention
             return
         del self.sinks[gateway_id]
         for generation in list(self.generations.values()):
@@ -203,8 +203,8 @@ class Leader:
             self._on_gone(gone)
         self.rooms.on_plan(planned)
         if planned.record.is_empty:
-            if self.state.has_work:
-                self._kick()
+            if planned.progressed or (self._results and self._results[0].number <= self.state.visible_through):
+                self._kick()  # else only a fact can change anything, and brings its own turn
             elif not self.state.sequences:
                 self._check_when_idle()
             return
@@ -267,6 +267,11 @@ class Leader:
             if generation is not None and stream.end is not None:
                 self._note_cached(generation)
                 self.end(generation, stream.end)
+        for stream, detail in published.failed:
+            generation = self.generations.get(stream.spec.id)
+            if generation is not None:
+                self._note_cached(generation)
+                self.end(generation, EndReason.FAILED, "BadLogits", detail)
 
     def publish_first(self, sequence: int, token: int, logprobs: TokenLogprobs | None) -> bool:
         """The first token of a room, streamed before the pull ends. False when it ends the request."""

@@ -147,8 +147,11 @@ def _want_fence(why: str) -> None:
     say("fence-wanted", detail=why)
 
 
-async def _amain(spec: EngineSpec, memory_fd: int) -> int:
-    return await LeaderProcess(spec, memory_fd).run()
+async def _amain(spec: EngineSpec, memory_fd: int) -> None:
+    status = await LeaderProcess(spec, memory_fd).run()
+    # Streams that are still open end with the process: their clients see a lost connection, not a loop that closes.
+    sys.stdout.flush()
+    os._exit(status)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -160,10 +163,7 @@ def main(argv: list[str] | None = None) -> None:
     die_with_parent(args.parent)
     # Step loop, lease thread and gRPC's pollers share the interpreter: nobody may wait 5 ms for his turn.
     sys.setswitchinterval(SWITCH_S)
-    status = uvloop.run(_amain(load_spec(args.spec), args.memory_fd))
-    # Streams that are still open end with the process; nothing of it is waited for.
-    sys.stdout.flush()
-    os._exit(status)
+    uvloop.run(_amain(load_spec(args.spec), args.memory_fd))
 
 
 if __name__ == "__main__":

@@ -61,26 +61,36 @@ class _Builder:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """`batches`: gateway -> tokens of this step. `ended`: streams whose last token is among them."""
+    """`batches`: gateway -> tokens of this step. `ended`: streams whose last token is among them.
+
+    `failed`: streams that get no further token, and why.
+    """
 
     batches: Mapping[str, TokenBatch]
     ended: tuple[Stream, ...]
+    failed: tuple[tuple[Stream, str], ...] = ()
 
 
 def publish_step(streams: Mapping[int, Stream], rows: Mapping[int, int], result: StepResult) -> Published:
     """`streams`: by sequence; `rows`: row -> sequence, as the step was planned. Rows without a stream are skipped."""
     builders: dict[str, _Builder] = {}
     ended: list[Stream] = []
+    failed: list[tuple[Stream, str]] = []
     for sampled in result.sampled:
         stream = streams.get(rows[sampled.row])
         if stream is None or stream.end is not None:
+            continue
+        if sampled.failed:
+            stream.end = EndReason.FAILED
+            failed.append((stream, sampled.failed))
             continue
         logprobs = sampled.logprobs or (None,) * len(sampled.tokens)
         taken = [pair for pair in zip(sampled.tokens, logprobs, strict=True) if stream.take(pair[0])]
         builders.setdefault(stream.gateway_id, _Builder()).add(stream.number, taken)
         if stream.end is not None:
             ended.append(stream)
-    return Published({gateway: builder.build(result.number) for gateway, builder in builders.items()}, tuple(ended))
+    batches = {gateway: builder.build(result.number) for gateway, builder in builders.items()}
+    return Published(batches, tuple(ended), tuple(failed))
 
 
 def publish_token(stream: Stream, token: int, logprobs: TokenLogprobs | None) -> Published:

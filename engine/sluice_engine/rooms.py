@@ -68,7 +68,9 @@ class TransferPort(Protocol):
 
     def attach(self, peer: SourceHello) -> None: ...
 
-    def pull(self, pulls: PullSet) -> None: ...
+    def pull(self, pulls: PullSet) -> bool:
+        """False: there is no transport just now, and nothing was posted."""
+        ...
 
     def stop(self, lease_id: str) -> None: ...
 
@@ -96,6 +98,7 @@ class ReaderRoom:
     stopped: bool = False
     committed: bool = False
     first_token: int = -1
+    granted: int = 0
     total: int | None = None  # records, as Complete says
     done: int = 0
     done_bytes: int = 0
@@ -132,9 +135,12 @@ class Rooms:
             self.cancel(sequence)
         for pulls in planned.record.pulls:
             room = self._by_lease.get(pulls.lease_id)
-            if room is not None and not room.stopped and self.transfer is not None:
+            if room is None or room.stopped or self.transfer is None:
+                continue
+            if self.transfer.pull(pulls):
                 room.posted = True
-                self.transfer.pull(pulls)
+            else:
+                self.on_failed(room.sequence, "TransportLost", "the decode engine's transport is being started again")
 
     def on_result(self, planned: Plan, result: StepResult) -> None:
         for entry in result.digests:
@@ -220,11 +226,15 @@ class Rooms:
     def on_granted(self, sequence: int, peer: str, records: tuple[GrantedRecord, ...]) -> None:
         room = self.readers.get(sequence)
         if room is not None and not room.stopped:
+            room.granted += len(records)
             self._leader.tell(PullGranted(sequence, room.lease_id, peer, records))
 
     def on_first_token(self, sequence: int, first: FirstToken, source_pid: int) -> None:
         room, generation = self.readers.get(sequence), self._leader.generations.get(sequence)
         if room is None or generation is None or room.stopped:
+            return
+        if first.token >= self._leader.resolved.limits.vocab_size:
+            self.on_failed(sequence, "BadSource", f"its first token is {first.token}, beyond the vocabulary")
             return
         room.first_token, room.source_pid, room.chunks = first.token, source_pid, first.chunks
         generation.cached_tokens = first.cached_tokens
@@ -237,7 +247,18 @@ class Rooms:
 
     def on_complete(self, sequence: int, complete: Complete) -> None:
         room = self.readers.get(sequence)
-        if room is not None:
+        if room is None or room.stopped:
+            return
+        state = self._leader.state.sequences.get(sequence)
+        if state is None:
+            return
+        missing = len(state.pages) - state.num_closed + 1
+        if room.first_token < 0:
+            self.on_failed(sequence, "BadSource", "it completed without a first token")
+        elif not room.granted == complete.num_records == missing:
+            told = f"{complete.num_records} said, {room.granted} granted, {missing} needed"
+            self.on_failed(sequence, "BadSource", f"it completed with the wrong number of records: {told}")
+        else:
             room.total = complete.num_records
             self._check_pulled(room)
 

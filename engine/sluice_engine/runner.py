@@ -19,7 +19,7 @@ from sluice_engine.model.forward import Model
 from sluice_engine.model.plan import Run
 from sluice_engine.model.weights import ModelWeights, load_weights
 from sluice_engine.pool import RecordPool
-from sluice_engine.sampling import Choice, Logits, TokenMask, choose_tokens, token_logprobs
+from sluice_engine.sampling import BadLogits, Choice, Logits, TokenMask, choose_tokens, token_logprobs
 from sluice_engine.step import Batch, RowBinding, RowWork, SampledRow, StepDivergence
 from sluice_engine.views import BatchRecords, Gate, Mirror, PoolViews, no_wait
 from sluice_protocol.sampling import Sampling
@@ -34,6 +34,7 @@ class _Row:
     last_token: int
     counts: NDArray[np.int32] | None
     mask: Callable[[], TokenMask] | None = field(default=None)
+    failed: str = ""  # until it is bound again
 
 
 def build_runner(
@@ -88,7 +89,7 @@ class ModelRunner:
         del self._rows[row]
 
     def run(self, batch: Batch) -> tuple[SampledRow, ...]:
-        """Raises StepDivergence for work that the row table cannot mean, BadLogits for logits that are no numbers."""
+        """Raises StepDivergence for work that the row table cannot mean. Bad logits fail their own row only."""
         if not batch.rows:
             return ()
         rows = [self._row(work.row) for work in batch.rows]
@@ -108,6 +109,11 @@ class ModelRunner:
         sampled = []
         for n, token in enumerate(choose_tokens(logits, choices)):
             work, row = sampling[n]
+            if isinstance(token, BadLogits) or row.failed:
+                # The leader learns of it a step late: until it frees the row, the surplus step is fed something.
+                row.failed, row.last_token = row.failed or str(token), 0
+                sampled.append(SampledRow(work.row, (), failed=row.failed))
+                continue
             row.last_token = token
             if row.counts is not None:
                 row.counts[token] += 1

@@ -24,7 +24,10 @@ _MASK64 = (1 << 64) - 1
 
 
 class BadLogits(ArithmeticError):
-    """Logits that no token can be chosen from: not a number, or everything masked. Never turned into text."""
+    """Logits that no token can be chosen from: not a number, or everything masked. Never turned into text.
+
+    A fault of one row: it is handed on as a value, and the rows beside it go on.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +46,21 @@ class Choice:
         return s.temperature == 0.0 and not s.logit_bias and not s.needs_history and self.mask is None
 
 
-def choose_tokens(logits: Logits, choices: Sequence[Choice]) -> tuple[int, ...]:
-    """One token a row of fp32 [rows, vocabulary]. Raises BadLogits."""
+def choose_tokens(logits: Logits, choices: Sequence[Choice]) -> tuple[int | BadLogits, ...]:
+    """One token a row of fp32 [rows, vocabulary], or why that row has none."""
     best = logits.argmax(axis=1).tolist() if len(choices) else []
-    tokens = []
-    for row, choice in enumerate(choices):
-        if not np.isfinite(logits[row, best[row]]):
-            raise BadLogits(f"logits at position {choice.position} are not finite")
-        tokens.append(best[row] if choice.plain else _choose(logits[row], choice))
-    return tuple(tokens)
+    return tuple(_token(logits[row], best[row], choice) for row, choice in enumerate(choices))
+
+
+def _token(logits: Logits, best: int, choice: Choice) -> int | BadLogits:
+    if not np.isfinite(logits[best]):
+        return BadLogits(f"logits at position {choice.position} are not finite")
+    if choice.plain:
+        return best
+    try:
+        return _choose(logits, choice)
+    except BadLogits as fault:
+        return fault
 
 
 def token_logprobs(logits: Logits, token: int, top: int) -> TokenLogprobs:

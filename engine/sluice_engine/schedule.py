@@ -63,6 +63,7 @@ class SchedulerState:
     free_rows: list[int] = field(default_factory=list)
     next_number: int = 0
     completed: int = -1
+    stalled: bool = False  # the last plan had nothing to do, though something waits
     in_flight: dict[int, dict[int, int]] = field(default_factory=dict)  # step -> row -> sequence
 
     def __post_init__(self) -> None:
@@ -80,9 +81,9 @@ class SchedulerState:
     def visible_through(self) -> int:
         """The next plan sees the results of all steps up to this one, and of no later one.
 
-        While something can run that is N-2; when nothing can, every step planned so far.
+        While something can run that is N-2; when nothing can, or what waits has no place, every step planned so far.
         """
-        return self.next_number - (2 if self.can_run else 1)
+        return self.next_number - (2 if self.can_run and not self.stalled else 1)
 
     @property
     def has_work(self) -> bool:
@@ -109,7 +110,8 @@ class Plan:
     """An empty record is not sent and has no number of its own.
 
     `rows`: row -> sequence of the rows that sample. `rooms`: (sequence, full pages held) whose lease may be opened.
-    `cancelled`: rooms whose pulls must stop. `grants` wait for the step's result.
+    `cancelled`: rooms whose pulls must stop. `grants` wait for the step's result. `progressed`: another plan may find
+    more to do even without a new fact.
     """
 
     record: StepRecord
@@ -118,6 +120,7 @@ class Plan:
     rooms: tuple[tuple[int, int], ...]
     cancelled: tuple[int, ...]
     gone: tuple[Gone, ...]
+    progressed: bool
 
 
 def plan(state: SchedulerState, facts: Iterable[Fact]) -> tuple[SchedulerState, Plan]:
@@ -205,10 +208,7 @@ class _Planner:
             case PullsTerminal(_, stranded):
                 for ref in stranded:
                     self.ledger.strand(ref)
-                for ref in sequence_records(sequence):
-                    if self.ledger.state(ref) is RecordState.FILLING:
-                        self.ledger.end_fill(ref)
-                sequence.handles_terminal = True
+                self._end_fills(sequence)
                 self._end(sequence, EndCause.FAILED)
 
     def _apply_result(self, fact: StepDone) -> None:
@@ -221,6 +221,10 @@ class _Planner:
             sequence = self.state.sequences.get(rows[sampled.row])
             if sequence is None or sequence.stopped:
                 continue
+            if sampled.failed:
+                sequence.stopped = True
+                if sequence.spec.mode is not Mode.SOURCE:  # a room's records stay until its lease has ended
+                    self._end(sequence, EndCause.FAILED)
             for token in sampled.tokens:
                 sequence.tokens.append(token)
                 if token in sequence.sampling.stop_token_ids:
@@ -242,6 +246,13 @@ class _Planner:
         sequence.phase, sequence.cause = Phase.ENDING, cause
         self._free_row(sequence)
 
+    def _end_fills(self, sequence: Sequence) -> None:
+        """No handle of its pulls is alive any more."""
+        for ref in sequence_records(sequence):
+            if self.ledger.state(ref) is RecordState.FILLING:
+                self.ledger.end_fill(ref)
+        sequence.handles_terminal = True
+
     def _free_row(self, sequence: Sequence) -> None:
         if sequence.row is None:
             return
@@ -261,11 +272,13 @@ class _Planner:
             elif sequence.phase is Phase.HELD:
                 self._free_row(sequence)
 
-    def _reap(self) -> None:
-        """Give back the records of sequences that no step and no handle uses any more."""
+    def _reap(self) -> bool:
+        """Give back the records of sequences that no step and no handle uses any more; False when there is none."""
+        reaped = False
         for sequence in [s for s in self.state.sequences.values() if s.phase is Phase.ENDING]:
             if sequence.last_step > self.state.completed or not sequence.handles_terminal:
                 continue
+            reaped = True
             for ref in sequence_records(sequence):
                 self.ledger.drop(ref, sequence.holder)
             for ref in sequence.leased:
@@ -283,6 +296,7 @@ class _Planner:
                 del self.state.sequences[sequence.id]
                 cause = sequence.cause or EndCause.FAILED
                 self.gone.append(Gone(sequence.id, cause, sequence.cached_tokens, sequence.chunks))
+        return reaped
 
     # -- records ---------------------------------------------------------------------------------------------------
 
@@ -476,7 +490,9 @@ class _Planner:
         full = num_tokens // self.limits.page_tokens
         pulled = [*sequence.pages[sequence.num_closed :], sequence.state]
         if any(self.ledger.state(ref) is not RecordState.FILLING for ref in pulled):
-            self._end(sequence, EndCause.FAILED)  # the source completed without granting everything
+            # The source completed without granting everything. What it did grant is here: no handle is alive.
+            self._end_fills(sequence)
+            self._end(sequence, EndCause.FAILED)
             return
         for ref in pulled:
             self.ledger.commit(ref)
@@ -592,7 +608,7 @@ class _Planner:
                 self._grant(sequence)
         # Lives that end by reaping are told to ranks in the next step: this one may have closed such a record.
         released = self.ledger.take_released()
-        self._reap()
+        reaped = self._reap()
         record = StepRecord(
             number=self.number,
             rows_freed=tuple(self.rows_freed),
@@ -612,4 +628,13 @@ class _Planner:
         if not record.is_empty:
             self.state.in_flight[self.number] = self.rows
             self.state.next_number += 1
-        return Plan(record, self.rows, tuple(self.grants), tuple(self.rooms), tuple(self.cancelled), tuple(self.gone))
+        self.state.stalled = record.is_empty
+        return Plan(
+            record,
+            self.rows,
+            tuple(self.grants),
+            tuple(self.rooms),
+            tuple(self.cancelled),
+            tuple(self.gone),
+            progressed=reaped or not record.is_empty,
+        )

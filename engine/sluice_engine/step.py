@@ -139,11 +139,15 @@ class StepRecord(Plain, frozen=True, array_like=True):
 
 
 class SampledRow(Plain, frozen=True, array_like=True):
-    """Tokens that a row chose in this step: a list, so that a later multi-token step needs no new format."""
+    """Tokens that a row chose in this step: a list, so that a later multi-token step needs no new format.
+
+    `failed`: why the row has no token to choose; then `tokens` is empty, and the row is good for nothing but to be freed.
+    """
 
     row: int
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    failed: str = ""
 
 
 class RecordDigest(Plain, frozen=True, array_like=True):
@@ -175,7 +179,10 @@ class BatchModel(Protocol):
     def free(self, row: int) -> None: ...
 
     def run(self, batch: Batch) -> tuple[SampledRow, ...]:
-        """Execute all rows, in row order of the batch; rows with `sample` report their tokens, in that order."""
+        """Execute all rows, in row order of the batch; rows with `sample` report their tokens, in that order.
+
+        A row whose logits no token can be chosen from is reported as failed; the others are not affected.
+        """
         ...
 
 

@@ -38,6 +38,7 @@ from sluice_protocol.source import RecordBytes, RecordName, SourceHello
 from sluice_records import RecordKind
 
 SIDECAR_START_S = 30.0
+ATTACH_S = 20.0
 
 
 class Transport:
@@ -81,7 +82,8 @@ class Transport:
         self.leader.rooms.transfer = self
         if self.spec.role is Role.PREFILL:
             # Kept: a gRPC server that nobody holds is shut down.
-            self._server = SourceServer(self._thread, self._hello, self._read_records)
+            read = self._read_records if self.spec.transport == "stream" else None
+            self._server = SourceServer(self._thread, self._hello, read)
             self.source_address = await self._thread.run(self._server.start(self.spec.host, self.spec.key))
         else:
             client = LeaseClient(self._thread, self.resolved.fingerprint, self.spec.key, self.attach, self._feed)
@@ -105,8 +107,8 @@ class Transport:
         self._peers[peer.incarnation] = peer
         self._spawn(self._attach(peer))
 
-    def pull(self, pulls: PullSet) -> None:
-        self._with_link(lambda link: link.pull(pulls))
+    def pull(self, pulls: PullSet) -> bool:
+        return self._with_link(lambda link: link.pull(pulls))
 
     def stop(self, lease_id: str) -> None:
         if not self._with_link(lambda link: link.stop(lease_id)):
@@ -153,11 +155,14 @@ class Transport:
         if link is None:
             return  # `_connect` attaches all peers anew
         try:
-            await link.attach(peer)
-        except TransferError as error:
-            # Pulls from it will fail by name; the next Hello is another incarnation.
-            print(f"transport: source {peer.incarnation} refused: {error}", flush=True)
+            async with asyncio.timeout(ATTACH_S):
+                await link.attach(peer)
+        except (TransferError, TimeoutError) as error:
+            # Pulls from it fail by name; the next room says Hello again, and attaches again.
+            print(f"transport: source {peer.incarnation} refused: {error!r}", flush=True)
             self._peers.pop(peer.incarnation, None)
+            if self._client is not None:
+                self._client.forget_source(peer.incarnation)
 
     def _with_link(self, do: Callable[[TransferLink], None]) -> bool:
         if self._link is None or self._link.closed.done():

@@ -7,10 +7,12 @@ from engine_double import Engine
 from handoff_double import Handoff
 
 from sluice_engine.ledger import Holder, HolderKind, LedgerError, RecordState
+from sluice_engine.limits import SnapshotPolicy
 from sluice_engine.sequence import (
     Aborted,
     EndCause,
     Fenced,
+    LeaseEnded,
     Mode,
     Phase,
     PullCommitted,
@@ -19,7 +21,7 @@ from sluice_engine.sequence import (
     StrandingEnded,
 )
 from sluice_protocol.source import GrantedRecord
-from sluice_records import RecordKind
+from sluice_records import PoolPlan, RecordKind
 
 
 def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -141,8 +143,7 @@ def test_a_commit_without_all_records_fails_the_room(engine):
     engine.step()
     engine.facts.append(PullCommitted(sequence, 5))
     assert sequence in engine.step().cancelled
-    engine.facts.append(PullsTerminal(sequence))
-    engine.run()
+    engine.run()  # nobody says PullsTerminal: that room is over for the transport
     assert engine.ended[sequence] is EndCause.FAILED
 
 
@@ -173,3 +174,18 @@ def test_the_books_refuse_what_no_plan_may_do():
     engine.run()
     with pytest.raises(LedgerError, match="free"):
         ledger.hold(page, Holder(HolderKind.SEQUENCE, sequence))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_plan_that_can_place_nothing_is_made_once_until_a_fact_comes(overlap):
+    engine = Engine(pool_plan=PoolPlan(6, 4, 2), max_running=4, snapshots=SnapshotPolicy.NEVER, overlap=overlap)
+    held = engine.submit(prompt(40, 1), 4, mode=Mode.SOURCE)
+    waiting = engine.submit(prompt(8, 2), 20)  # its first page is the last one free
+    engine.run()
+    assert engine.state.sequences[held].phase is Phase.HELD
+    before = len(engine.plans)
+    engine.run()
+    assert len(engine.plans) <= before + 1
+    engine.facts.append(LeaseEnded(held))
+    engine.run()
+    assert engine.outputs[waiting] == Engine().generate(prompt(8, 2), 20)

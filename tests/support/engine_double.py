@@ -110,7 +110,7 @@ class Engine:
         """One turn. In overlap the step before runs after this one was planned; in lockstep it ran before."""
         while self.results and self.results[0].number <= self.state.visible_through:
             self.facts.append(StepDone(self.results.popleft()))
-        if self.overlap and not self.state.can_run:
+        if self.overlap and (self.state.stalled or not self.state.can_run):
             self._execute_all()
             while self.results:
                 self.facts.append(StepDone(self.results.popleft()))
@@ -146,7 +146,9 @@ class Engine:
         for _ in range(max_steps):
             if not (self.facts or self.state.has_work):
                 break
-            self.step()
+            planned = self.step()
+            if not (planned.progressed or self.facts or self.results or self.frames):
+                break  # only a fact could change anything
         else:
             raise AssertionError(f"still busy after {max_steps} steps: {self.state.sequences}")
         self.state.check_integrity()

@@ -51,9 +51,13 @@ class BadSource(Exception):
 
 @dataclass(slots=True)
 class _Peer:
+    """One life of one source. `rooms` use its channel; `stale`: the next room says Hello on a new one."""
+
     channel: grpc.aio.Channel
     stub: Any
     hello: asyncio.Task[SourceHello]
+    rooms: int = 0
+    stale: bool = False
 
 
 def event_of(message: SourceMessage) -> LeaseEvent:
@@ -130,30 +134,38 @@ class LeaseClient:
     def forget(self, sequence: int) -> None:
         self._rooms.pop(sequence, None)
 
-    async def peer(self, address: str) -> tuple[Any, SourceHello]:
-        """(stub, Hello) of the source at `address`. Raises BadSource, or AioRpcError when nobody is there."""
+    def enter(self, address: str) -> _Peer:
+        """The source at `address`, for one room more. Every `enter` is followed by a `leave`."""
         peer = self._peers.get(address)
-        if peer is None or (peer.hello.done() and (peer.hello.cancelled() or peer.hello.exception() is not None)):
-            if peer is not None:
-                await self.drop_peer(address)
+        if peer is None:
             channel = grpc.aio.insecure_channel(address, options=OPTIONS)
             stub = source_pb2_grpc.SourceStub(channel)
             peer = _Peer(channel, stub, asyncio.get_running_loop().create_task(self._hello(stub)))
             self._peers[address] = peer
-        return peer.stub, await asyncio.shield(peer.hello)
+        peer.rooms += 1
+        return peer
 
-    async def drop_peer(self, address: str) -> None:
-        """Whoever answers there next says Hello first."""
-        peer = self._peers.pop(address, None)
-        if peer is not None:
+    def distrust(self, address: str, peer: _Peer) -> None:
+        """Whoever answers there next says Hello first. Rooms that run on this channel go on."""
+        peer.stale = True
+        if self._peers.get(address) is peer:
+            del self._peers[address]
+
+    async def leave(self, peer: _Peer) -> None:
+        peer.rooms -= 1
+        if peer.stale and peer.rooms == 0:
             peer.hello.cancel()
             await peer.channel.close(None)
 
-    async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        for address in list(self._peers):
-            await self.drop_peer(address)
+    def forget_source(self, incarnation: str) -> None:
+        """From the leader's loop: the transport would not have it."""
+        self.thread.call(self._forget_source, incarnation)
+
+    def _forget_source(self, incarnation: str) -> None:
+        for address, peer in list(self._peers.items()):
+            known = peer.hello.done() and not peer.hello.cancelled() and peer.hello.exception() is None
+            if known and peer.hello.result().incarnation == incarnation:
+                self.distrust(address, peer)
 
     async def _hello(self, stub: Any) -> SourceHello:
         request = source_pb2.SourceHelloRequest(schema_version=SCHEMA_VERSION, fingerprint=self.fingerprint.as_dict())
@@ -184,20 +196,22 @@ class _ReaderLease:
         self._hello: SourceHello | None = None
         self._source_pid = 0
         self._call: Any = None
+        self._distrusts = False
         self._why = ("LeaseEnded", "the source's stream ended")
 
     async def run(self) -> None:
         tasks: list[asyncio.Task[None]] = []
+        peer = self._client.enter(self._address)
         try:
-            stub, self._hello = await self._client.peer(self._address)
-            self._call = stub.Lease(metadata=self._client.metadata)
-            await self._on(LeaseEvent.OPEN, None)
-            loop = asyncio.get_running_loop()
-            tasks = [loop.create_task(self._read()), loop.create_task(self._send_fetches())]
+            if await self._heard_hello(peer):
+                self._call = peer.stub.Lease(metadata=self._client.metadata)
+                await self._on(LeaseEvent.OPEN, None)
+                loop = asyncio.get_running_loop()
+                tasks = [loop.create_task(self._read()), loop.create_task(self._send_fetches())]
             while not self._lease.ended:
                 await self._on(*await self.events.get())
         except Exception as error:
-            await self._lost(error)
+            self._lost(error)
         finally:
             for task in tasks:
                 task.cancel()
@@ -206,19 +220,40 @@ class _ReaderLease:
             self._client.forget(self._sequence)
             if not self._lease.ended:
                 self._tell("on_failed", *self._why)
+            if self._distrusts:
+                self._client.distrust(self._address, peer)
+            await self._client.leave(peer)
 
-    async def _lost(self, error: Exception) -> None:
+    async def _heard_hello(self, peer: _Peer) -> bool:
+        """Wait for the source's Hello, and for whatever may end this room before it; False when that came first."""
+        event = asyncio.ensure_future(self.events.get())
+        try:
+            await asyncio.wait({peer.hello, event}, return_when=asyncio.FIRST_COMPLETED)
+            if event.done():
+                await self._on(*event.result())
+                return False
+        finally:
+            event.cancel()
+        self._hello = peer.hello.result()
+        return True
+
+    def _lost(self, error: BaseException) -> None:
         if isinstance(error, BadSource):
-            self._why = (error.reason, error.detail)
+            self._why, self._distrusts = (error.reason, error.detail), True
         elif isinstance(error, grpc.aio.AioRpcError):
-            detail = f"{error.code().name}: {error.details()}"
             mismatch = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+            detail = f"{error.code().name}: {error.details()}"
             self._why = ("FingerprintMismatch" if mismatch else "SourceLost", detail)
-        else:  # a Hello that does not decode, a write to a call that has ended
+            # Nobody there, or not willing: the next room begins with Hello. Any other status is this lease's own.
+            self._distrusts = mismatch or error.code() is grpc.StatusCode.UNAVAILABLE or self._hello is None
+        else:  # a Hello that does not decode or was given up, a write to a call that has ended
             self._why = ("SourceLost", f"{type(error).__name__}: {error}")
-        await self._client.drop_peer(self._address)
+            self._distrusts = self._hello is None
 
     async def _read(self) -> None:
+        """Messages to events. However it ends, the room hears of it: a call that is cancelled from below raises
+        CancelledError here, which no `except Exception` sees."""
+        last = LeaseEvent.STREAM_ENDED
         try:
             while (message := await self._call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
                 value = decode_source_message(message)
@@ -226,13 +261,13 @@ class _ReaderLease:
             code = await self._call.code()
             if code is not grpc.StatusCode.OK:
                 self._why = ("SourceLost", f"{code.name}: {await self._call.details()}")
+                self._distrusts = code is grpc.StatusCode.UNAVAILABLE
         except grpc.aio.AioRpcError as error:
-            await self._lost(error)
+            self._lost(error)
         except Exception as error:  # malformed, or no message at all
-            self._why = ("UnknownMessage", str(error))
-            self.events.put_nowait((LeaseEvent.UNKNOWN, None))
-            return
-        self.events.put_nowait((LeaseEvent.STREAM_ENDED, None))
+            self._why, last = ("UnknownMessage", str(error)), LeaseEvent.UNKNOWN
+        finally:
+            self.events.put_nowait((last, None))
 
     async def _send_fetches(self) -> None:
         while True:
@@ -248,8 +283,7 @@ class _ReaderLease:
             effects = self._lease.on(LeaseEvent.UNKNOWN)
         if event is LeaseEvent.REFUSED:
             self._why = (payload.reason, payload.detail)
-            if payload.reason == "IncarnationChanged":
-                await self._client.drop_peer(self._address)
+            self._distrusts = payload.reason == "IncarnationChanged"
         if event is LeaseEvent.ADMITTED:
             self._source_pid = payload.pid
         if event is LeaseEvent.COMPLETE:

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from sluice_engine.errors import EngineError
 from sluice_engine.lease.thread import LeaseThread
 from sluice_engine.server import build_server
 from sluice_protocol.codec import decode_reader_message, encode_source_hello, encode_source_message
@@ -33,6 +34,8 @@ ReadRecords = Callable[[tuple[RecordName, ...]], AsyncIterator[RecordBytes]]
 
 # A stream that says nothing is no lease.
 OPEN_S = 10.0
+# A peer that takes nothing any more does not take a status either.
+ABORT_S = 2.0
 
 _SENDS = frozenset(
     {
@@ -48,7 +51,7 @@ _SENDS = frozenset(
 class SourceService(source_pb2_grpc.SourceServicer):
     """`hello` is asked anew each time: a fence changes the transport's part of it."""
 
-    def __init__(self, thread: LeaseThread, hello: Hello, read_records: ReadRecords) -> None:
+    def __init__(self, thread: LeaseThread, hello: Hello, read_records: ReadRecords | None) -> None:
         self._thread = thread
         self._hello = hello
         self._read_records = read_records
@@ -80,7 +83,7 @@ class SourceService(source_pb2_grpc.SourceServicer):
 class SourceServer:
     """The gRPC server of a source; lives on the lease loop from `start` to `stop`."""
 
-    def __init__(self, thread: LeaseThread, hello: Hello, read_records: ReadRecords) -> None:
+    def __init__(self, thread: LeaseThread, hello: Hello, read_records: ReadRecords | None) -> None:
         self._service = SourceService(thread, hello, read_records)
         self._server: grpc.aio.Server | None = None
 
@@ -115,7 +118,7 @@ def _event_of(message: ReaderMessage) -> tuple[LeaseEvent, ReaderMessage]:
 class _SourceLease:
     """Drives one lease. All state is the lease loop's; `post` may be called from any thread."""
 
-    def __init__(self, thread: LeaseThread, hello: SourceHello, read_records: ReadRecords, context: Any) -> None:
+    def __init__(self, thread: LeaseThread, hello: SourceHello, read_records: ReadRecords | None, context: Any) -> None:
         self._thread = thread
         self._hello = hello
         self._read_records = read_records
@@ -125,23 +128,37 @@ class _SourceLease:
         self._granted: list[GrantedRecord] = []
         self._ttl: asyncio.TimerHandle | None = None
         self._asked = False
+        self._expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def post(self, event: LeaseEvent, message: object) -> None:
         self._thread.call(self._events.put_nowait, (event, message))
 
     async def run(self) -> None:
-        reading = asyncio.create_task(self._read())
-        self._expire_in(OPEN_S)
         self._thread.counters["source_leases_opened"] += 1
+        reading = asyncio.create_task(self._read())
+        driving = asyncio.create_task(self._drive())
+        self._expire_in(OPEN_S)
         try:
-            while not self._lease.ended:
-                await self._on(*await self._events.get())
+            # The ttl ends the lease also while a write waits for a reader that does not read.
+            await asyncio.wait({driving, self._expired}, return_when=asyncio.FIRST_COMPLETED)
+            if not driving.done():
+                self._lease.on(LeaseEvent.TTL)
+                self._tell_ended()
         finally:
-            reading.cancel()
+            for task in (reading, driving):
+                task.cancel()
             if self._ttl is not None:
                 self._ttl.cancel()
             # The handler may be cancelled between two effects; the hold ends with the stream all the same.
             self._tell_ended()
+        if self._expired.done():
+            async with asyncio.timeout(ABORT_S):
+                await self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "lease: its ttl ran out")
+        await driving
+
+    async def _drive(self) -> None:
+        while not self._lease.ended:
+            await self._on(*await self._events.get())
 
     async def _read(self) -> None:
         """Messages to events, until the stream ends. Whatever cannot be read or understood becomes UNKNOWN and ends it:
@@ -161,13 +178,11 @@ class _SourceLease:
             effects = self._lease.on(LeaseEvent.UNKNOWN)
             event = LeaseEvent.UNKNOWN
         for effect in effects:
-            if effect is LeaseEffect.END_STREAM and event in (LeaseEvent.UNKNOWN, LeaseEvent.TTL):
+            if effect is LeaseEffect.END_STREAM and event is LeaseEvent.UNKNOWN:
                 continue  # aborted below, after the rest
             await self._do(effect, payload)
         if event is LeaseEvent.UNKNOWN:
             await self._context.abort(grpc.StatusCode.UNIMPLEMENTED, f"lease: {payload}")
-        if event is LeaseEvent.TTL:
-            await self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "lease: its ttl ran out")
 
     async def _do(self, effect: LeaseEffect, payload: Any) -> None:
         if effect in _SENDS:
@@ -203,15 +218,22 @@ class _SourceLease:
         if self._ttl is not None:
             self._ttl.cancel()
         loop = asyncio.get_running_loop()
-        self._ttl = loop.call_later(seconds, self._events.put_nowait, (LeaseEvent.TTL, None))
+        self._ttl = loop.call_later(seconds, self._expire)
+
+    def _expire(self) -> None:
+        if not self._expired.done():
+            self._expired.set_result(None)
 
     async def _send_bytes(self, fetch: Fetch) -> None:
         granted = {record.name for record in self._granted}
-        if not granted.issuperset(fetch.records):
-            self._events.put_nowait((LeaseEvent.UNKNOWN, "Fetch of what was not granted"))
+        if self._read_records is None or not granted.issuperset(fetch.records):
+            self._events.put_nowait((LeaseEvent.UNKNOWN, "Fetch of what was not granted, or over another transport"))
             return
-        async for data in self._read_records(fetch.records):
-            await self._context.write(encode_source_message(data))
+        try:
+            async for data in self._read_records(fetch.records):
+                await self._context.write(encode_source_message(data))
+        except EngineError as error:  # a life that has ended
+            self._events.put_nowait((LeaseEvent.UNKNOWN, error))
 
     def _tell_ended(self) -> None:
         """Once, and only where the leader was asked at all."""

@@ -1,0 +1,173 @@
+"""The edges of an engine's processes: who may say what on the ranks' socket, and what children may print."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import pytest
+
+from sluice_engine import supervise, wire
+from sluice_engine.errors import RankFault
+from sluice_engine.rank import LoadProgress, RankFailed, RankHello, RankReady, StepExecuted, encode_rank_message
+from sluice_engine.rank_server import RankServer
+from sluice_engine.step import StepResult
+
+
+def framed(message):
+    return wire.pack(encode_rank_message(message))
+
+
+class Ranks:
+    """A server for two ranks, and what it told."""
+
+    def __init__(self) -> None:
+        self.results: list[StepResult] = []
+        self.deaths: list[Exception] = []
+        self.progress: list[object] = []
+        self.server = RankServer(2, self.results.append, self.deaths.append, self.progress.append)
+        self.path = ""
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def connect(self, words: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_unix_connection(self.path)
+        self._writers.append(writer)
+        writer.write(words)
+        return reader, writer
+
+    async def refuses(self, words: bytes) -> None:
+        before = self.server.refused
+        reader, _ = await self.connect(words)
+        try:
+            assert await asyncio.wait_for(reader.read(1), 5) == b""
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+        assert self.server.refused == before + 1
+
+    async def until_death(self) -> RankFault:
+        async with asyncio.timeout(5):
+            while not self.deaths:
+                await asyncio.sleep(0.01)
+        assert isinstance(self.deaths[0], RankFault)
+        return self.deaths[0]
+
+    def close(self) -> None:
+        self.server.close()
+        for writer in self._writers:
+            writer.close()
+
+
+@pytest.fixture
+async def ranks(tmp_path):
+    made = Ranks()
+    made.path = str(tmp_path / "ranks.sock")
+    await made.server.start(made.path)
+    yield made
+    made.close()
+    await asyncio.sleep(0.01)
+
+
+STRANGERS = {
+    "an HTTP request": b"GET / HTTP/1.1\r\nHost: engine\r\n\r\n",
+    "a frame of garbage": wire.pack(b"\xc1garbage"),
+    "an empty frame": wire.pack(b""),
+    "a result": framed(StepExecuted(StepResult(1, 0, ()))),
+    "ready before hello": framed(RankReady(1)),
+    "last words of nobody": framed(RankFailed(0, "Boom", "not me")),
+    "progress of nobody": framed(LoadProgress(0, 1, 2)),
+    "a rank too high": framed(RankHello(2, 1)),
+    "a rank below zero": framed(RankHello(-1, 1)),
+    "a hello that never ends": (1 << 20).to_bytes(4, "little") + b"x" * 100_000,
+}
+
+
+@pytest.mark.parametrize("words", STRANGERS.values(), ids=STRANGERS.keys())
+async def test_a_stranger_is_closed_and_counted_and_the_ranks_go_on(ranks, words):
+    _, first = await ranks.connect(framed(RankHello(0, 10)))
+    await ranks.refuses(words)
+    first.write(framed(RankReady(0)))
+    await ranks.connect(framed(RankHello(1, 11)) + framed(RankReady(1)))
+    await asyncio.wait_for(ranks.server.wait_ready(), 5)
+    assert ranks.server.pids == {0: 10, 1: 11}
+    assert [link.rank for link in ranks.server.links] == [0, 1]
+    assert ranks.deaths == []
+    assert (ranks.progress, ranks.results) == ([], [])
+
+
+async def test_a_rank_that_is_taken_is_not_given_twice(ranks):
+    await ranks.connect(framed(RankHello(0, 10)) + framed(LoadProgress(0, 1, 2)))
+    while not ranks.progress:
+        await asyncio.sleep(0.01)
+    await ranks.refuses(framed(RankHello(0, 99)))
+    assert ranks.server.pids == {0: 10}
+    assert ranks.deaths == []
+
+
+async def test_a_stranger_that_only_comes_and_goes(ranks):
+    _, writer = await ranks.connect()
+    await asyncio.sleep(0.05)
+    writer.close()
+    await asyncio.sleep(0.05)
+    assert ranks.deaths == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        wire.pack(b"\xc1"),
+        b"\xff" * 8,
+        framed(RankHello(1, 10)),
+        framed(RankReady(0)),
+        framed(RankFailed(0, "x", "")),
+        framed(StepExecuted(StepResult(1, 0, ()))),
+    ],
+    ids=["garbage", "a length beyond all", "hello again", "ready, another", "last words, another", "result, another"],
+)
+async def test_a_bad_frame_of_a_registered_rank_is_its_death(ranks, words):
+    await ranks.connect(framed(RankHello(1, 10)) + words)
+    fault = await ranks.until_death()
+    assert (fault.rank, fault.reason) == (1, "BadFrame")
+
+
+async def test_the_loss_of_a_registered_rank_is_its_death(ranks):
+    _, writer = await ranks.connect(framed(RankHello(1, 10)))
+    writer.close()
+    fault = await ranks.until_death()
+    assert (fault.rank, fault.reason) == (1, "RankDead")
+
+
+LONG = """
+import json, sys
+print("n" * 3_000_000)
+print(json.dumps({"event": "died", "detail": "d" * 300_000}))
+print("[1, 2]")
+print("n" * 2_000_000 + json.dumps({"event": "forged"}))
+print(json.dumps({"event": "last"}), end="")
+"""
+
+
+async def test_a_line_of_any_length_is_an_event_or_noise(monkeypatch, capfd):
+    monkeypatch.setattr(supervise, "resolve", lambda spec: None)
+    spec = supervise.EngineSpec(role=supervise.Role.UNIFIED, name="s", run_dir="/")
+    supervisor = supervise.Supervisor(spec, supervise.Path("/"), "")
+    process = await supervisor._exec("child", "-c", LONG)
+    events = [event async for event in supervise._events(process)]
+    assert [event["event"] for event in events] == ["died", "last"]
+    assert len(str(events[0]["detail"])) == 300_000
+    assert await process.wait() == 0
+    noise = capfd.readouterr().err
+    assert noise.count("n") == 5_000_000
+    assert "[1, 2]\n" in noise
+
+
+async def test_what_comes_after_the_first_event_is_not_lost(monkeypatch):
+    script = "\n".join(f"print({json.dumps(json.dumps({'event': str(number)}))})" for number in range(100))
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
+    await process.wait()
+    seen = []
+    async for event in supervise._events(process):
+        seen.append(event["event"])
+        break
+    seen += [event["event"] async for event in supervise._events(process)]
+    assert seen == [str(number) for number in range(100)]
