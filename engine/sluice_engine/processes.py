@@ -1,12 +1,17 @@
-"""What processes of ours do at their start, and how they end each other."""
+"""What processes of ours do at their start, how they end each other, and what is heard of what they print."""
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import json
 import os
 import signal
+from collections.abc import AsyncIterator, Callable
 
 PR_SET_PDEATHSIG = 1
+# `limit` of a child's stdout: the longest event, e.g. a death with its traceback.
+MAX_EVENT_BYTES = 1 << 20
 
 
 def die_with_parent(parent: int, sig: signal.Signals = signal.SIGKILL) -> None:
@@ -16,3 +21,35 @@ def die_with_parent(parent: int, sig: signal.Signals = signal.SIGKILL) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         os._exit(1)
+
+
+async def json_lines(
+    stream: asyncio.StreamReader, on_noise: Callable[[bytes], None]
+) -> AsyncIterator[dict[str, object]]:
+    """The JSON objects that a child prints, one a line; all else, such as a line longer than the stream's limit, is
+    noise. Another call goes on where the last one was left."""
+    is_rest = False
+    while True:
+        try:
+            line = await stream.readuntil(b"\n")
+        except asyncio.LimitOverrunError as error:
+            on_noise(await stream.readexactly(error.consumed))
+            is_rest = True
+            continue
+        except asyncio.IncompleteReadError as error:
+            line = error.partial
+            if not line:
+                return
+        event = None if is_rest else _parse(line)
+        is_rest = False
+        if isinstance(event, dict):
+            yield event
+        else:
+            on_noise(line)
+
+
+def _parse(line: bytes) -> object:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None

@@ -1,8 +1,13 @@
-"""The leader's end of the ranks' Unix socket: frames out, messages in. Asyncio protocol, no thread."""
+"""The leader's end of the ranks' Unix socket: frames out, messages in. Asyncio protocol, no thread.
+
+A connection is a rank once it has said a valid RankHello, and from then on its loss or a bad frame ends the engine.
+Until then it is a stranger: closed when it says anything else.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -11,6 +16,12 @@ from sluice_engine import wire
 from sluice_engine.errors import RankFault
 from sluice_engine.rank import RankFailed, RankHello, RankMessage, RankReady, StepExecuted, decode_rank_message
 from sluice_engine.step import StepResult
+
+MAX_HELLO_BYTES = 1024
+
+
+class _Stranger(Exception):
+    """It is no rank that is waited for."""
 
 
 class _Connection(asyncio.Protocol):
@@ -33,9 +44,21 @@ class _Connection(asyncio.Protocol):
         self._buffer += data
         try:
             for frame in wire.split(self._buffer):
-                self._server.on_message(self, decode_rank_message(frame))
+                message = decode_rank_message(frame)
+                if self.rank < 0:
+                    self._server.register(self, message)
+                else:
+                    self._server.on_message(self, message)
+            if self.rank < 0 and len(self._buffer) > MAX_HELLO_BYTES:
+                raise _Stranger("its first frame has no end")
         except Exception as error:
-            self._server.on_death(RankFault(self.rank, "BadFrame", str(error)))
+            if self.rank >= 0:
+                self._server.on_death(RankFault(self.rank, "BadFrame", str(error)))
+                return
+            assert self._transport is not None
+            self._buffer.clear()
+            self._transport.abort()
+            self._server.refuse(str(error))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.on_lost(self)
@@ -53,6 +76,7 @@ class RankServer:
     ) -> None:
         self.links: list[_Connection] = []
         self.pids: dict[int, int] = {}
+        self.refused = 0
         self.on_death = on_death
         self._count = count
         self._on_result = on_result
@@ -75,13 +99,31 @@ class RankServer:
         if self._server is not None:
             self._server.close()
 
+    def register(self, connection: _Connection, message: RankMessage) -> None:
+        """Raises _Stranger."""
+        if not isinstance(message, RankHello):
+            raise _Stranger(f"{type(message).__name__} before RankHello")
+        if not 0 <= message.rank < self._count:
+            raise _Stranger(f"rank {message.rank} of {self._count}")
+        if message.rank in self.pids:
+            raise _Stranger(f"rank {message.rank} is taken by process {self.pids[message.rank]}")
+        connection.rank, self.pids[message.rank] = message.rank, message.pid
+        self.links.append(connection)
+
+    def refuse(self, why: str) -> None:
+        self.refused += 1
+        print(f"ranks' socket: closed a connection that is no rank's ({self.refused} so far): {why}", file=sys.stderr)
+
     def on_message(self, connection: _Connection, message: RankMessage) -> None:
+        """From a registered rank. Raises ValueError when it speaks as another."""
+        said_by = message.result.rank if isinstance(message, StepExecuted) else message.rank
+        if said_by != connection.rank:
+            raise ValueError(f"{type(message).__name__} of rank {said_by}")
         match message:
             case StepExecuted(result):
                 self._on_result(result)
-            case RankHello(rank, pid):
-                connection.rank, self.pids[rank] = rank, pid
-                self.links.append(connection)
+            case RankHello():
+                raise ValueError("RankHello a second time")
             case RankReady(rank):
                 self._ready.add(rank)
                 if len(self._ready) == self._count and not self._all_ready.done():

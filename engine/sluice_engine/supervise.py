@@ -22,7 +22,7 @@ from typing import Any
 
 from sluice_engine.pool import create_memory
 from sluice_engine.probes import ProbeServer, Readiness
-from sluice_engine.processes import die_with_parent
+from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, json_lines
 from sluice_engine.spec import EngineSpec, load_spec, resolve
 from sluice_engine.transfer.sidecar import EXIT_SPEC, EXIT_UNAVAILABLE
 from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, write_spec
@@ -104,7 +104,7 @@ class Supervisor:
 
     async def _exec(self, name: str, *argv: str, pass_fds: tuple[int, ...] = ()) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *argv, stdout=asyncio.subprocess.PIPE, pass_fds=pass_fds
+            sys.executable, *argv, stdout=asyncio.subprocess.PIPE, limit=MAX_EVENT_BYTES, pass_fds=pass_fds
         )
         self._processes[name] = process
         return process
@@ -204,12 +204,13 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         sock = await _connect_zygote(path)
         with sock:
-            request = json.dumps({"spec": str(self._spec_path), "rank": rank}).encode()
+            request = json.dumps({"spec": str(self._spec_path), "rank": rank}).encode() + b"\n"
             socket.send_fds(sock, [request], [self._memory])
             sock.setblocking(False)
             data = b""
-            while block := await loop.sock_recv(sock, 65536):
-                data += block
+            with contextlib.suppress(ConnectionResetError):  # the zygote died before it had read that
+                while block := await loop.sock_recv(sock, 65536):
+                    data += block
         lines = [json.loads(line) for line in data.splitlines()]
         return next((line["exit"] for line in lines if "exit" in line), None)
 
@@ -247,16 +248,16 @@ async def _connect_zygote(path: str) -> socket.socket:
 async def _events(process: asyncio.subprocess.Process) -> AsyncIterator[dict[str, object]]:
     """JSON lines of a child; anything else it prints goes to stderr."""
     assert process.stdout is not None
-    async for line in process.stdout:
-        try:
-            event = json.loads(line)
-            if isinstance(event, dict) and "event" in event:
-                yield event
-                continue
-        except ValueError:
-            pass
-        sys.stderr.buffer.write(line)
-        sys.stderr.flush()
+    async for event in json_lines(process.stdout, _to_stderr):
+        if "event" in event:
+            yield event
+        else:
+            _to_stderr(json.dumps(event).encode() + b"\n")
+
+
+def _to_stderr(noise: bytes) -> None:
+    sys.stderr.buffer.write(noise)
+    sys.stderr.flush()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -2,31 +2,50 @@
 
 On its Unix socket: one connection per rank. The asker sends a JSON line {"spec": path, "rank": n} with the memory's
 file descriptor, gets {"pid": n}, and when that rank has ended {"exit": status} and the end of the stream. The end of
-the connection on the asker's side ends the rank.
+the connection on the asker's side ends the rank, and so does anything more it says. Whatever is wrong with a request
+ends its own connection: the ranks of all engines hang on this process.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import selectors
 import signal
 import socket
 import sys
-from dataclasses import dataclass
+import time
+import traceback
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sluice_engine.processes import die_with_parent
 from sluice_engine.rank import serve
 from sluice_engine.spec import load_spec
 
+MAX_REQUEST_BYTES = 64 * 1024
+# Who has not asked by then is closed.
+REQUEST_S = 10.0
+CROWDED_S = 0.05
 
-@dataclass(slots=True)
-class _Child:
-    pid: int
-    pidfd: int
+
+class _BadRequest(Exception):
+    pass
+
+
+@dataclass(slots=True, eq=False)
+class _Asker:
+    """A connection, and from the end of its request on the rank that was forked for it."""
+
     connection: socket.socket
+    deadline: float
+    words: bytearray = field(default_factory=bytearray)
+    memory: int = -1
+    pid: int = -1
+    pidfd: int = -1
+    is_gone: bool = False
 
 
 class Zygote:
@@ -35,51 +54,116 @@ class Zygote:
         Path(path).unlink(missing_ok=True)
         self._listener.bind(path)
         self._listener.listen()
+        self._listener.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._asking: dict[_Asker, None] = {}  # those without a rank, the oldest first
 
     def run(self) -> None:
-        """For ever; one turn per event."""
+        """For ever; one turn per event. Nothing in it waits for a peer."""
         while True:
-            for key, _ in self._selector.select():
-                if key.data is None:
-                    self._fork()
-                elif key.fileobj is key.data.connection:
-                    self._asker_gone(key.data)
+            for key, _ in self._selector.select(self._patience()):
+                asker: _Asker | None = key.data
+                if asker is None:
+                    self._accept()
+                elif key.fileobj is asker.connection:
+                    if not asker.is_gone:
+                        self._heard(asker)
                 else:
-                    self._child_ended(key.data)
+                    self._child_ended(asker)
+            while self._asking and (oldest := next(iter(self._asking))).deadline <= time.monotonic():
+                self._refuse(oldest, f"nothing asked within {REQUEST_S:.0f} s")
 
-    def _fork(self) -> None:
-        connection, _ = self._listener.accept()
-        connection.settimeout(10)
+    def _patience(self) -> float | None:
+        return max(0.0, next(iter(self._asking)).deadline - time.monotonic()) if self._asking else None
+
+    def _accept(self) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(connection, 65536, 1)
-            request = json.loads(data)
-            spec, rank, memory = load_spec(Path(request["spec"])), int(request["rank"]), fds[0]
-        except (OSError, ValueError, KeyError, IndexError) as error:
-            print(f"zygote: bad request: {error}", file=sys.stderr, flush=True)
-            connection.close()
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
             return
+        except OSError as error:  # no descriptor left
+            if self._asking:
+                self._refuse(next(iter(self._asking)), str(error))
+            else:
+                time.sleep(CROWDED_S)
+            return
+        connection.setblocking(False)
+        asker = _Asker(connection, time.monotonic() + REQUEST_S)
+        self._asking[asker] = None
+        self._selector.register(connection, selectors.EVENT_READ, asker)
+
+    def _heard(self, asker: _Asker) -> None:
+        if asker.pid >= 0:
+            self._drop(asker)
+            return
+        try:
+            if self._read(asker):
+                self._fork(asker, *_parse(asker.words))
+        except BlockingIOError:
+            return
+        except (OSError, _BadRequest) as error:
+            self._refuse(asker, str(error))
+
+    def _read(self, asker: _Asker) -> bool:
+        """Whether the request is whole."""
+        data, fds, _, _ = socket.recv_fds(asker.connection, MAX_REQUEST_BYTES, 1)
+        for fd in fds:
+            if asker.memory < 0:
+                asker.memory = fd
+            else:
+                os.close(fd)
+        if not data:
+            raise _BadRequest("it ended")
+        asker.words += data
+        if len(asker.words) > MAX_REQUEST_BYTES:
+            raise _BadRequest(f"longer than {MAX_REQUEST_BYTES} bytes")
+        return b"\n" in data
+
+    def _fork(self, asker: _Asker, spec: str, rank: int) -> None:
+        if asker.memory < 0:
+            raise _BadRequest("no memory came with it")
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become_rank(parent)
-            connection.close()
-            try:
-                serve(spec, rank, memory)
-            except SystemExit as error:
-                os._exit(int(error.code or 0))
-            os._exit(0)
-        os.close(memory)
-        child = _Child(pid, os.pidfd_open(pid), connection)
-        connection.sendall(json.dumps({"pid": pid}).encode() + b"\n")
-        self._selector.register(child.pidfd, selectors.EVENT_READ, child)
-        self._selector.register(connection, selectors.EVENT_READ, child)
+            self._be_rank(parent, asker.memory, spec, rank)
+        try:
+            asker.pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        asker.pid = pid
+        del self._asking[asker]
+        self._close_memory(asker)
+        self._selector.register(asker.pidfd, selectors.EVENT_READ, asker)
+        if not _tell(asker, pid=pid):
+            self._drop(asker)
 
-    def _become_rank(self, parent: int) -> None:
-        die_with_parent(parent)
-        for sig in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(sig, signal.SIG_DFL)
+    def _be_rank(self, parent: int, memory: int, spec: str, rank: int) -> None:
+        """In the child, which never leaves this function."""
+        status = 1
+        try:
+            die_with_parent(parent)
+            for sig in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(sig, signal.SIG_DFL)
+            self._forget_all(memory)
+            serve(load_spec(Path(spec)), rank, memory)
+            status = 0
+        except SystemExit as error:
+            status = error.code if isinstance(error.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+    def _forget_all(self, memory: int) -> None:
+        for asker in self._asking:
+            if asker.memory not in (-1, memory):
+                os.close(asker.memory)
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
@@ -87,21 +171,60 @@ class Zygote:
                 os.close(key.fd)
         self._selector.close()
 
-    def _asker_gone(self, child: _Child) -> None:
-        signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
-        self._selector.unregister(child.connection)
+    def _refuse(self, asker: _Asker, why: str) -> None:
+        """Of one that has no rank."""
+        with contextlib.suppress(OSError):
+            print(f"zygote: bad request: {why}", file=sys.stderr, flush=True)
+        del self._asking[asker]
+        self._close_memory(asker)
+        self._drop(asker)
 
-    def _child_ended(self, child: _Child) -> None:
-        _, status = os.waitpid(child.pid, 0)
-        self._selector.unregister(child.pidfd)
-        os.close(child.pidfd)
-        if child.connection in {key.fileobj for key in self._selector.get_map().values()}:
-            self._selector.unregister(child.connection)
-            try:
-                child.connection.sendall(json.dumps({"exit": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
-            except OSError:
-                pass  # the asker went at the same moment
-        child.connection.close()
+    def _drop(self, asker: _Asker) -> None:
+        """The end of a connection; its rank, if it has one, is reaped in its own turn."""
+        asker.is_gone = True
+        self._selector.unregister(asker.connection)
+        asker.connection.close()
+        if asker.pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(asker.pidfd, signal.SIGKILL)
+
+    def _child_ended(self, asker: _Asker) -> None:
+        _, status = os.waitpid(asker.pid, 0)
+        self._selector.unregister(asker.pidfd)
+        os.close(asker.pidfd)
+        asker.pidfd = -1
+        if not asker.is_gone:
+            _tell(asker, exit=os.waitstatus_to_exitcode(status))
+            self._drop(asker)
+
+    @staticmethod
+    def _close_memory(asker: _Asker) -> None:
+        if asker.memory >= 0:
+            os.close(asker.memory)
+            asker.memory = -1
+
+
+def _parse(words: bytearray) -> tuple[str, int]:
+    """Raises _BadRequest. The spec itself is read in the child: it may be anything."""
+    try:
+        request = json.loads(words)
+    except (ValueError, RecursionError) as error:
+        raise _BadRequest(str(error)) from error
+    if not isinstance(request, dict):
+        raise _BadRequest("no JSON object")
+    spec, rank = request.get("spec"), request.get("rank")
+    if not isinstance(spec, str) or not isinstance(rank, int) or rank < 0:
+        raise _BadRequest("spec must be a path and rank a number from 0 on")
+    return spec, rank
+
+
+def _tell(asker: _Asker, **fields: int) -> bool:
+    """Two short lines always fit into the socket: whoever cannot take them has gone."""
+    try:
+        asker.connection.sendall(json.dumps(fields).encode() + b"\n")
+    except OSError:
+        return False
+    return True
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -7,9 +7,11 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +49,47 @@ def test_ctrl_c_while_it_starts_is_an_orderly_end(up, moment):
     stack.wait(moment)
     assert stack.interrupt() == 0
     assert "died" not in stack.text
+
+
+INTERRUPTED_AT = """
+import os, signal, sys
+from importlib.abc import MetaPathFinder
+class Here(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Here())
+from sluice_cli.__main__ import main
+sys.exit(main(["up", "--scripted"]))
+"""
+
+
+@pytest.mark.parametrize("name", ["argparse", "sluice_cli.up", "numpy", "msgspec", "sluice_engine.spec"])
+def test_ctrl_c_while_it_imports_says_nothing(name):
+    argv = [sys.executable, "-c", INTERRUPTED_AT.format(name=name)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_ctrl_c_at_any_moment_ends_without_a_traceback(up):
+    for tenth in range(2, 16, 2):
+        stack = up("--scripted", "--unified", "--transport", "stream")
+        time.sleep(tenth / 10)
+        assert stack.interrupt() in (0, 130), stack.text
+        assert "Traceback" not in stack.text
+
+
+def test_three_at_once_have_a_port_each(up):
+    stacks = [up("--scripted", "--unified") for _ in range(3)]
+    urls = {stack.url for stack in stacks}
+    assert len(urls) == 3
+    for stack in stacks:
+        stack.wait("Ctrl-C stops it")
+        assert ask(stack.url) in ("stop", "length")
+    for stack in stacks:
+        stack.process.send_signal(signal.SIGINT)
+    for stack in stacks:
+        assert stack.end() == 0
 
 
 def test_a_second_ctrl_c_waits_for_nobody(up):
@@ -96,6 +139,13 @@ def test_when_it_is_killed_its_services_end_too(up):
             break
         time.sleep(0.1)
     assert stack.left_behind() == []
+    home = Path(stack.home.name)
+    assert len(list(home.glob("sluice-*/key"))) == 1
+    following = up("--scripted", "--unified", env={"TMPDIR": str(home)})
+    following.wait("Ctrl-C stops it")
+    assert len(list(home.glob("sluice-*/key"))) == 1
+    assert following.interrupt() == 0
+    assert list(home.glob("sluice-*/")) == []
 
 
 def test_services_that_are_killed_come_back_and_the_url_stays_true(up):

@@ -87,7 +87,7 @@ class Zygote:
         return json.dumps({"spec": str(self.spec_path), "rank": 0, **fields}).encode() + b"\n"
 
     def descriptors(self) -> list[str]:
-        return sorted(os.readlink(path) for path in Path(f"/proc/{self.process.pid}/fd").iterdir())
+        return sorted(str(path.readlink()) for path in Path(f"/proc/{self.process.pid}/fd").iterdir())
 
     def close(self) -> None:
         self.process.kill()

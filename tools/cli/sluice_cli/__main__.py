@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import os
+import signal
 import sys
-from importlib.metadata import PackageNotFoundError, version
-from types import ModuleType
+from types import FrameType
 
-from sluice_cli import chat, size, up
-
-COMMANDS: dict[str, tuple[ModuleType, str]] = {
-    "up": (up, "start gateway, prefill and decode on this machine"),
-    "chat": (chat, "talk to a running `sluice up` from the terminal"),
-    "size": (size, "say what a model's caches weigh, and what fits"),
-}
 INTERRUPTED = 130
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="sluice", description="Disaggregated serving of DeepSeek-V4-class models")
-    parser.add_argument("--version", action="version", version=f"sluice {_version()}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (module, summary) in COMMANDS.items():
-        module.add_arguments(commands.add_parser(name, help=summary, description=module.__doc__))
-    return parser
-
-
 def main(argv: list[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_usual:  # an import cannot always pass KeyboardInterrupt on
+        signal.signal(signal.SIGINT, _end_at_once)
+    from sluice_cli.commands import COMMANDS, build_parser
+
     try:
+        try:
+            args = build_parser().parse_args(argv)
+        finally:
+            if is_usual:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
         return int(COMMANDS[args.command][0].run(args))
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -38,11 +30,8 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def _version() -> str:
-    try:
-        return version("sluice-serve")
-    except PackageNotFoundError:
-        return "unknown (not installed)"
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ USUAL_PORT = 8000
 # A Unix socket's path has 107 bytes; the longest of ours adds this to the run directory.
 LONGEST_SOCKET = len("/prefill-000/transport.sock")
 UNIX_PATH_MAX = 107
+LOCK = "lock"
 
 
 class PortTaken(OSError):
@@ -24,31 +27,59 @@ class PortTaken(OSError):
 @contextlib.contextmanager
 def reserved_port(port: int) -> Iterator[int]:
     """A port of loopback that stays ours while the block runs, also while the gateway that listens there is started
-    again: bound with SO_REUSEADDR and never listening, which lets the gateway bind beside it and nobody else be given
-    it. 0: the usual one, or a free one where that is taken. Raises PortTaken."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+    again. 0: the usual one, or a free one where that is taken. Raises PortTaken."""
+    try:
+        held, taken = _reserve(port or USUAL_PORT)
+    except (OSError, OverflowError) as error:
+        if port:
+            why = getattr(error, "strerror", None) or str(error)
+            raise PortTaken(f"--port {port}: {why}; give another, or leave it out for a free one") from error
+        held, taken = _reserve(0)
+    with held:
+        yield taken
+
+
+def _reserve(port: int) -> tuple[contextlib.ExitStack, int]:
+    """Two things: the port, bound with SO_REUSEADDR and never listening, which lets the gateway bind beside it and
+    keeps the system from giving it to others; and, since another `sluice up` could bind beside it as well, a name that
+    only one socket can have and that is gone with its process."""
+    with contextlib.ExitStack() as held:
+        sock = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind(("127.0.0.1", port or USUAL_PORT))
-        except (OSError, OverflowError) as error:
-            if port:
-                why = getattr(error, "strerror", None) or str(error)
-                raise PortTaken(f"--port {port}: {why}; give another, or leave it out for a free one") from error
-            sock.bind(("127.0.0.1", 0))
-        yield sock.getsockname()[1]
+        sock.bind(("127.0.0.1", port))
+        taken = int(sock.getsockname()[1])
+        name = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        name.bind(f"\0sluice-port-{taken}")
+        return held.pop_all(), taken
 
 
 @contextlib.contextmanager
 def run_directory() -> Iterator[Path]:
-    """Private to this user, gone afterwards, and short enough for the sockets in it."""
+    """Private to this user, gone afterwards, and short enough for the sockets in it. Those of killed ones go first."""
     base = tempfile.gettempdir()
     if len(os.fsencode(base)) + len("/sluice-12345678") + LONGEST_SOCKET > UNIX_PATH_MAX:
         base = "/tmp"
+    _sweep(Path(base))
     directory = Path(tempfile.mkdtemp(prefix="sluice-", dir=base))
     try:
-        yield directory
+        with (directory / "lock.new").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            Path(lock.name).rename(directory / LOCK)  # where it can be seen, it is held
+            yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _sweep(base: Path) -> None:
+    """Remove this user's run directories whose `sluice up` was killed: their lock is free. There is a key in them."""
+    for directory in base.glob("sluice-????????"):
+        with contextlib.suppress(OSError):
+            told = directory.lstat()
+            if not stat.S_ISDIR(told.st_mode) or told.st_uid != os.getuid():
+                continue
+            with os.fdopen(os.open(directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(directory, ignore_errors=True)
 
 
 def note_path() -> Path:

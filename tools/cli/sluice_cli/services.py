@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sluice_engine.processes import die_with_parent
+from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, json_lines
 
 Event = dict[str, object]
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.2, 5.0
@@ -100,6 +99,7 @@ class Service:
                 *self.argv,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
+                limit=MAX_EVENT_BYTES,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is this process's to pass on, in order
                 preexec_fn=lambda: die_with_parent(parent, signal.SIGTERM),
@@ -110,7 +110,8 @@ class Service:
         self._process = process
         if self._stopping.is_set():
             self._signal(signal.SIGTERM)
-        async for event in self._events(process):
+        assert process.stdout is not None
+        async for event in json_lines(process.stdout, self._note):
             if self.is_ready(event):
                 self.on_ready(event)
                 self.ready.set()
@@ -118,24 +119,6 @@ class Service:
                 self._cause = str(event.get("cause", event.get("detail", "")))
             self.on_event(self.name, event)
         return await process.wait()
-
-    async def _events(self, process: asyncio.subprocess.Process) -> AsyncIterator[Event]:
-        assert process.stdout is not None
-        while True:
-            try:
-                line = await process.stdout.readline()
-            except ValueError:  # longer than any event of ours
-                continue
-            if not line:
-                return
-            try:
-                event = json.loads(line)
-            except ValueError:
-                event = None
-            if isinstance(event, dict):
-                yield event
-            else:
-                self._note(line)
 
     def _note(self, line: bytes) -> None:
         if self.log is None:
