@@ -149,7 +149,12 @@ class Rooms:
             return
         for sampled in result.sampled:
             room = self.sources.get(planned.rows[sampled.row])
-            if room is not None and not room.ended:
+            if room is None or room.ended:
+                continue
+            if sampled.failed:  # no token to hand over: the lease ends, and with it the room
+                room.ended = True
+                room.port.post(LeaseEvent.CANCEL, None)
+            else:
                 self._first_token(room, sampled.tokens[0], sampled.logprobs[0] if sampled.logprobs else None)
         for grant in planned.grants:
             room = self.sources.get(grant.id)

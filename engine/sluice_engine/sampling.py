@@ -53,7 +53,7 @@ def choose_tokens(logits: Logits, choices: Sequence[Choice]) -> tuple[int | BadL
 
 
 def _token(logits: Logits, best: int, choice: Choice) -> int | BadLogits:
-    if not np.isfinite(logits[best]):
+    if not (0 <= best < len(logits) and np.isfinite(logits[best])):
         return BadLogits(f"logits at position {choice.position} are not finite")
     if choice.plain:
         return best

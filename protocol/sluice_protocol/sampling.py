@@ -3,6 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Bound(NamedTuple):
+    """A finite number in low..high. The wire's floats have 32 bits: what a sender may give is a little more there."""
+
+    low: float
+    high: float
+
+
+# What each number may be, for clients, for a model's own defaults and for engines alike. Everything inside is safe with
+# any finite logits: a repetition penalty divides or multiplies, and 1e-310 would be 0 on the wire.
+BOUNDS: dict[str, Bound] = {
+    "temperature": Bound(0.0, 2.0),
+    "top_p": Bound(1e-9, 1.0),
+    "min_p": Bound(0.0, 1.0),
+    "repetition_penalty": Bound(0.01, 100.0),
+    "presence_penalty": Bound(-2.0, 2.0),
+    "frequency_penalty": Bound(-2.0, 2.0),
+}
+BIAS = Bound(-100.0, 100.0)
+MAX_TOP_LOGPROBS = 20
+MAX_INT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,17 @@ def test_what_earlier_tries_produced_counts_against_the_length():
     assert published.ended[0].end is EndReason.LENGTH
 
 
+def test_a_failed_row_ends_its_own_stream_once():
+    streams = {10: stream(1), 11: stream(2)}
+    told = StepResult(7, 0, (SampledRow(0, (), failed="no numbers"), SampledRow(1, (6,))))
+    published = publish_step(streams, {0: 10, 1: 11}, told)
+    assert published.batches["g"] == TokenBatch(7, (2,), (1,), (6,))
+    assert published.failed == ((streams[10], "no numbers"),)
+    assert (published.ended, streams[10].end, streams[10].sent) == ((), EndReason.FAILED, 0)
+    surplus = publish_step(streams, {0: 10}, StepResult(8, 0, (SampledRow(0, (), failed="no numbers"),)))
+    assert surplus.failed == ()
+
+
 def test_rows_without_a_stream_are_nobodys():
     assert publish_step({}, {0: 10}, result((0, (5,)))).batches == {}
 

@@ -29,6 +29,9 @@ TABLE: list[tuple[TryResult, str | None, int, Done | Again | int]] = [
     (Refused("FingerprintMismatch", "rope", 0), None, 1, Again(0.02, True, 2)),
     (Refused("FingerprintMismatch", "rope", 0), None, 2, 503),
     (Refused("InvalidArgument", "vocab", 0), None, 0, 400),
+    (Refused("BadSampling", "repetition_penalty is 0", 0), None, 0, 400),
+    (Ended(EndReason.FAILED, 1, error="BadSampling"), None, 0, 400),
+    (Ended(EndReason.FAILED, 1, error="BadLogits", detail="logits at position 3 are not finite"), None, 0, 500),
 ]
 
 
@@ -44,7 +47,7 @@ def test_the_end_of_a_try_decides_what_comes_next(
         assert step == expected
 
 
-def test_a_client_fault_is_never_retried_and_everything_else_is() -> None:
+def test_what_every_engine_would_say_again_is_never_retried_and_everything_else_is() -> None:
     for reason, policy in POLICIES.items():
-        assert policy.retry == (policy.status != 400), reason
+        assert policy.retry == (policy.status == 503), reason
     assert policy_of("NeverHeardOf").spends

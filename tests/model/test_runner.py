@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 
 from sluice_engine.mirror import RecordMirror
 from sluice_engine.runner import ModelRunner
-from sluice_engine.step import Batch, RecordRef, RowBinding, RowWork, StepDivergence
+from sluice_engine.step import Batch, RecordRef, RowBinding, RowWork, SampledRow, StepDivergence
 from sluice_protocol.sampling import Sampling
 from sluice_records import PoolPlan, RecordKind
 
@@ -231,3 +233,75 @@ def test_records_that_do_not_exist_are_an_error(tiny: Any) -> None:
         driver.runner.bind(RowBinding(0, state, (page,), 0, Sampling()))
         with pytest.raises(IndexError, match=" of "):
             driver.runner.run(Batch((RowWork(0, 0, (1,), True),)))
+
+
+NEVER_319 = ((319, -100.0),)  # so that no healthy row is fed it
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(logit_bias=NEVER_319),
+        Sampling(temperature=0.8, top_logprobs=3, presence_penalty=0.5, logit_bias=NEVER_319),
+    ],
+)
+def test_a_row_whose_logits_are_no_numbers_fails_alone(make_checkpoint: Any, sampling: Sampling) -> None:
+    """One token's embedding is poisoned: whoever is fed it fails, and stays so until it is bound again."""
+    checkpoint = make_checkpoint()
+    poisoned = copy.copy(checkpoint)
+    poisoned.weights = replace(checkpoint.weights, embed=checkpoint.weights.embed.clone())
+    poisoned.weights.embed[319] = float("nan")
+    prompts = {row: prompt[:40] for row, prompt in prompts_of(3).items()}
+    healthy, sick = Driver(checkpoint), Driver(poisoned)
+    for row, prompt in prompts.items():
+        told = [*prompt, 5] if row != 1 else [*prompt, 319]
+        for driver in (healthy, sick):
+            driver.bind(row, told, sampling)
+            driver.room(row, len(told) + 4)
+        prompts[row] = told
+
+    def step(driver: Driver, n: int) -> dict[int, SampledRow]:
+        works = [
+            RowWork(row, len(prompt) + n - 1 if n else 0, () if n else tuple(prompt), True)
+            for row, prompt in prompts.items()
+        ]
+        return {sampled.row: sampled for sampled in driver.runner.run(Batch(tuple(works)))}
+
+    for n in range(4):
+        expected, found = step(healthy, n), step(sick, n)
+        assert (found[0], found[2]) == (expected[0], expected[2])
+        assert found[1] == SampledRow(1, (), failed=f"logits at position {len(prompts[1])} are not finite")
+    sick.runner.free(1)
+    sick.bind(1, [7, 8], sampling)
+    assert 1 in sick.step(RowWork(1, 0, (7, 8), True))
+
+
+@pytest.mark.parametrize("share", [0.01, 1.0])
+def test_no_poisoned_weight_ends_the_rank(make_checkpoint: Any, share: float) -> None:
+    """Selections and gathers over numbers that are none: the rows fail, whichever tensor it is."""
+    checkpoint = make_checkpoint()
+    for name, tensor in tensors_of(checkpoint.weights):
+        kept = tensor.clone()
+        tensor[torch.rand(tensor.shape, generator=torch.Generator().manual_seed(3)) < share] = float("nan")
+        try:
+            driver = Driver(checkpoint)
+            driver.bind(0, list(range(2, 90)))
+            driver.room(0, 100)
+            for start, tokens in ((0, tuple(range(2, 90))), (88, ()), (89, ())):
+                (sampled,) = driver.runner.run(Batch((RowWork(0, start, tokens, True),)))
+                assert bool(sampled.failed) != bool(sampled.tokens), name
+        finally:
+            tensor.copy_(kept)
+
+
+def tensors_of(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """All floating tensors inside, whatever holds them."""
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point():
+            yield name, value
+    elif is_dataclass(value):
+        for entry in fields(value):
+            yield from tensors_of(getattr(value, entry.name), f"{name}.{entry.name}")
+    elif isinstance(value, list | tuple):
+        for index, entry in enumerate(value):
+            yield from tensors_of(entry, f"{name}[{index}]")

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice_engine.sampling import BadLogits, Choice, choose_tokens, token_logprobs, uniform
-from sluice_protocol.sampling import Sampling
+from sluice_engine.sampling_checks import fault_of
+from sluice_protocol.sampling import BIAS, BOUNDS, Sampling
 
 VOCAB = 50
 
@@ -107,8 +108,9 @@ def test_bias_and_mask_change_what_can_be_chosen() -> None:
     mask[[3, 4]] = True
     s = Sampling(temperature=5.0)
     assert {choose_tokens(logits, [Choice(s, i, mask=mask)])[0] for i in range(100)} == {3, 4}
-    with pytest.raises(BadLogits, match="no token is allowed"):
-        choose_tokens(logits, [Choice(s, 0, mask=np.zeros(VOCAB, dtype=bool))])
+    (nothing,) = choose_tokens(logits, [Choice(s, 0, mask=np.zeros(VOCAB, dtype=bool))])
+    assert isinstance(nothing, BadLogits)
+    assert "no token is allowed" in str(nothing)
 
 
 def test_penalties_count_tokens() -> None:
@@ -146,5 +148,35 @@ def test_logprobs_are_the_models_own_and_best_first() -> None:
 def test_numbers_that_are_none_are_an_error() -> None:
     logits = logits_of(7)
     logits[0, 3] = np.nan
-    with pytest.raises(BadLogits, match="position 12"):
-        choose_tokens(logits, [Choice(Sampling(), 12)])
+    (bad,) = choose_tokens(logits, [Choice(Sampling(), 12)])
+    assert isinstance(bad, BadLogits)
+    assert "position 12" in str(bad)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, top_p=0.9, top_k=5, min_p=0.1)])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_a_row_without_numbers_fails_alone(sampling: Sampling, wrong: float) -> None:
+    logits = logits_of(7, rows=3)
+    fine = choose_tokens(logits, [Choice(sampling, 4)] * 3)
+    logits[1] = wrong
+    found = choose_tokens(logits, [Choice(sampling, 4)] * 3)
+    assert isinstance(found[1], BadLogits)
+    assert (found[0], found[2]) == (fine[0], fine[2])
+
+
+@pytest.mark.filterwarnings("error")
+@given(st.integers(0, 10_000))
+@settings(max_examples=60, deadline=None)
+def test_any_sampling_that_an_engine_takes_chooses_a_token(seed: int) -> None:
+    """At every corner of the bounds, over extreme but finite logits."""
+    rng = np.random.default_rng(seed)
+    corners = {
+        name: float(rng.choice([*bound, 1e-45 if bound.low == 0 else bound.low])) for name, bound in BOUNDS.items()
+    }
+    bias = ((0, float(rng.choice(BIAS))), (VOCAB - 1, float(rng.choice(BIAS))))
+    s = Sampling(**corners, top_k=int(rng.choice([0, 1, 2**31 - 1])), logit_bias=bias, seed=seed)  # type: ignore[arg-type]
+    assert fault_of(s, VOCAB) is None
+    logits = (logits_of(seed) * float(rng.choice([0.0, 1.0, 1e37]))).astype(np.float32)
+    (token,) = choose_tokens(logits, [Choice(s, 3, rng.integers(0, 3, VOCAB).astype(np.int32))])
+    assert isinstance(token, int)
+    assert 0 <= token < VOCAB

@@ -15,6 +15,8 @@ import pytest
 from stack_double import KEY, EngineProcess, RunningStack, eventually
 
 from sluice_engine.grpc_options import KEY_HEADER
+from sluice_protocol.codec import encode_sampling
+from sluice_protocol.sampling import Sampling
 from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -211,7 +213,7 @@ def generate_directly(decode: EngineProcess, source_address: str) -> engine_pb2.
             request_id="r",
             gateway_id="test",
             prompt_ids=[1, 2, 3],
-            sampling=engine_pb2.Sampling(max_tokens=4),
+            sampling=encode_sampling(Sampling(max_tokens=4)),
             source_address=source_address,
         )
         events = list(stub.Generate(request, metadata=metadata, timeout=30))

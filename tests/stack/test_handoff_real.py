@@ -12,6 +12,8 @@ import pytest
 from stack_double import KEY, ChatStream, Process, RunningStack
 
 from sluice_engine.grpc_options import KEY_HEADER
+from sluice_protocol.codec import encode_sampling
+from sluice_protocol.sampling import Sampling
 from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -54,7 +56,7 @@ def generate(stack: RunningStack, **sampling: object) -> engine_pb2.Ended:
             request_id="r",
             gateway_id="test",
             prompt_ids=list(range(50)),
-            sampling=engine_pb2.Sampling(**sampling),
+            sampling=encode_sampling(Sampling(**sampling)),
             source_address=prefill.ready["source_address"],
         )
         events = list(stub.Generate(request, metadata=metadata, timeout=60))
@@ -69,7 +71,7 @@ def test_no_read_after_a_first_token_that_ends_the_request():
         assert (single.reason, single.num_tokens, single.route.records) == ("length", 1, 0)
         books = stack.engines["decode-0"].settled()
         assert books["cached"]["pages"] == 0  # nothing was committed
-        stopped = generate(stack, max_tokens=9, stop_token_ids=list(range(512)))
+        stopped = generate(stack, max_tokens=9, stop_token_ids=tuple(range(512)))
         assert (stopped.reason, stopped.num_tokens) == ("stop", 1)
         assert stack.engines["decode-0"].settled()["cached"]["pages"] == 0
         longer = generate(stack, max_tokens=9)

@@ -45,7 +45,8 @@ def route(x: Tensor, tokens: Tensor, weights: MoeWeights) -> tuple[Tensor, Tenso
     if weights.table is not None:
         chosen = weights.table[tokens]
     else:
-        chosen = (scores + weights.bias).topk(weights.chosen, dim=-1).indices
+        # Numbers that are none choose some expert, too; their shares stay what they are, and so does the answer.
+        chosen = (scores + weights.bias).nan_to_num(nan=0.0).topk(weights.chosen, dim=-1).indices
     share = scores.gather(1, chosen)
     return chosen, share.div_(share.sum(-1, keepdim=True).add_(1e-20)).mul_(weights.scaling)
 

@@ -35,6 +35,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--api-keys-file", type=Path, help="one key per line; without it everybody may come")
     parser.add_argument("--max-queued", type=int, default=1024, metavar="N")
     parser.add_argument("--deadline-s", type=float, default=120.0, help="how long a request may wait for a place")
+    parser.add_argument(
+        "--outage-s", type=float, default=30.0, help="how long after its loss new requests wait for a pair"
+    )
     parser.add_argument("--max-body-bytes", type=int, default=32 * 1024 * 1024)
     parser.add_argument("--shutdown-s", type=float, default=10.0, help="how long running requests may take at the end")
     parser.add_argument("--ready-file", type=Path, help="gets the line that stdout gets when ready to accept")
@@ -50,7 +53,7 @@ def make_settings(arguments: argparse.Namespace) -> Settings:
     keys = () if keys_file is None else tuple(line.strip() for line in keys_file.read_text().splitlines())
     if keys_file is not None and not any(keys):
         raise ValueError(f"{keys_file} holds no key; leave --api-keys-file out to let everybody in")
-    generation = read_config(Path(arguments.tokenizer) / "generation_config.json")
+    config = Path(arguments.tokenizer) / "generation_config.json"
     return Settings(
         model_name=arguments.model_name,
         gateway_id=uuid4().hex,
@@ -59,9 +62,10 @@ def make_settings(arguments: argparse.Namespace) -> Settings:
         api_keys=tuple(key for key in keys if key),
         max_queued=arguments.max_queued,
         deadline_s=arguments.deadline_s,
+        outage_s=arguments.outage_s,
         max_body_bytes=arguments.max_body_bytes,
         shutdown_s=arguments.shutdown_s,
-        sampling_defaults=sampling_defaults(generation),
+        sampling_defaults=sampling_defaults(read_config(config), str(config)),
     )
 
 

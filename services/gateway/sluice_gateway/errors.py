@@ -76,5 +76,5 @@ def unavailable(message: str, code: str = "no_pair", retry_after_s: int = 1) -> 
     return ApiError(503, message, "service_unavailable_error", code=code, retry_after_s=retry_after_s)
 
 
-def internal(message: str = "The gateway failed on this request.") -> ApiError:
-    return ApiError(500, message, "internal_error", code="internal_error")
+def internal(message: str = "The gateway failed on this request.", code: str = "internal_error") -> ApiError:
+    return ApiError(500, message, "internal_error", code=code)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from sluice_gateway.errors import ApiError, invalid
+from sluice_protocol.sampling import BIAS
 
 Json = Any
 T = TypeVar("T")
@@ -77,14 +77,14 @@ def integer(low: int, high: int) -> Check[int]:
     return check
 
 
-def number(low: float, high: float, *, above: bool = False) -> Check[float]:
-    """A finite number in low..high; with `above`, `low` itself is refused."""
+def number(low: float, high: float) -> Check[float]:
+    """A finite number in low..high."""
 
     def check(field: str, value: Json) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise wrong_type(field, "a number", value)
-        if not math.isfinite(value) or not low <= value <= high or (above and value == low):
-            raise wrong_value(field, f"must be {'above' if above else 'at least'} {low:g} and at most {high:g}.")
+        if not low <= value <= high:  # no number is none of them
+            raise wrong_value(field, f"must be at least {low:g} and at most {high:g}.")
         return float(value)
 
     return check
@@ -132,7 +132,7 @@ def token_ids(vocab_size: int, most: int) -> Check[tuple[int, ...]]:
 
 def logit_bias(vocab_size: int) -> Check[tuple[tuple[int, float], ...]]:
     """Object of token id (as a string) to a number in -100..100; sorted by id."""
-    value_check = number(-100, 100)
+    value_check = number(*BIAS)
 
     def check(field: str, value: Json) -> tuple[tuple[int, float], ...]:
         entries: dict[int, float] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice_gateway.errors import ApiError, invalid, unavailable
+from sluice_gateway.errors import ApiError, internal, invalid, unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ FAULT = Policy(retry=True, spends=True, status=503)
 SOURCE_FAULT = Policy(retry=True, spends=True, status=503, source=True)
 FREE = Policy(retry=True, spends=False, status=503)
 FINAL = Policy(retry=False, spends=False, status=400)
+# Not the client's fault, and the same on every engine of these weights.
+BROKEN = Policy(retry=False, spends=False, status=500)
 
 # Reasons of the gateway itself.
 ENGINE_LOST = "EngineLost"
@@ -55,6 +57,8 @@ POLICIES: dict[str, Policy] = {
     "LargerThanPool": FINAL,
     "TokenOutOfRange": FINAL,
     "InvalidArgument": FINAL,
+    "BadSampling": FINAL,
+    "BadLogits": BROKEN,
 }
 
 
@@ -69,6 +73,8 @@ def client_error(reason: str, detail: str, tries: int) -> ApiError:
     if policy.status == 400:
         code = "context_length_exceeded" if reason in ("ContextTooLong", "LargerThanPool") else reason
         return invalid(None, f"The engine refused the request: {detail or reason}", code)
+    if policy.status == 500:
+        return internal(f"The model made no answer to this request: {detail or reason}.", reason)
     message = f"The engines could not finish this request after {tries} tries: {reason}" + (
         f" ({detail})" if detail else ""
     )

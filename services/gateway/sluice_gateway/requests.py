@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice_gateway import fields as f
 from sluice_gateway.conversation import parse_messages
@@ -11,7 +11,7 @@ from sluice_gateway.errors import invalid
 from sluice_gateway.fields import Json, take
 from sluice_gateway.messages import Message
 from sluice_gateway.unsupported import CHAT, COMPLETION, IGNORED, refuse_unsupported
-from sluice_protocol.sampling import Sampling
+from sluice_protocol.sampling import BOUNDS, MAX_INT, MAX_TOP_LOGPROBS, Sampling
 
 Prompt = str | tuple[int, ...]
 SAMPLING_DEFAULTS = Sampling(temperature=1.0)
@@ -101,7 +101,7 @@ def _checked_object(body: Json) -> dict[str, Json]:
 def _options(body: Mapping[str, Json], limits: Limits, top_logprobs: int | None) -> Options:
     stream = take(body, "stream", f.boolean, False)
     field = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
-    tokens = f.integer(1, 2**31 - 1)
+    tokens = f.integer(1, MAX_INT)
     take(body, "max_tokens", tokens, 1)
     return Options(
         model=f.string("model", body["model"]),
@@ -129,19 +129,31 @@ def _include_usage(body: Mapping[str, Json], stream: bool) -> bool:
 
 def _top_k(field: str, value: Json) -> int:
     """-1 means off, as elsewhere."""
-    return max(0, f.integer(-1, 2**31 - 1)(field, value))
+    return max(0, f.integer(-1, MAX_INT)(field, value))
+
+
+def sampling_numbers(body: Mapping[str, Json], base: Sampling) -> Sampling:
+    """`base` with what `body` says of the numbers that a model may have defaults for."""
+
+    def number(name: str) -> float:
+        default: float = getattr(base, name)
+        return take(body, name, f.number(*BOUNDS[name]), default)
+
+    return replace(
+        base,
+        temperature=number("temperature"),
+        top_p=number("top_p"),
+        top_k=take(body, "top_k", _top_k, base.top_k),
+        min_p=number("min_p"),
+        repetition_penalty=number("repetition_penalty"),
+        presence_penalty=number("presence_penalty"),
+        frequency_penalty=number("frequency_penalty"),
+    )
 
 
 def _sampling(body: Mapping[str, Json], limits: Limits, top_logprobs: int | None) -> Sampling:
-    base = limits.defaults
-    return Sampling(
-        temperature=take(body, "temperature", f.number(0, 2), base.temperature),
-        top_p=take(body, "top_p", f.number(0, 1, above=True), base.top_p),
-        top_k=take(body, "top_k", _top_k, base.top_k),
-        min_p=take(body, "min_p", f.number(0, 1), base.min_p),
-        repetition_penalty=take(body, "repetition_penalty", f.number(0, 10, above=True), base.repetition_penalty),
-        presence_penalty=take(body, "presence_penalty", f.number(-2, 2), base.presence_penalty),
-        frequency_penalty=take(body, "frequency_penalty", f.number(-2, 2), base.frequency_penalty),
+    return replace(
+        sampling_numbers(body, limits.defaults),
         logit_bias=take(body, "logit_bias", f.logit_bias(limits.vocab_size), ()),
         top_logprobs=top_logprobs,
     )
@@ -149,7 +161,7 @@ def _sampling(body: Mapping[str, Json], limits: Limits, top_logprobs: int | None
 
 def _chat_logprobs(body: Mapping[str, Json]) -> int | None:
     wanted = take(body, "logprobs", f.boolean, False)
-    top: int | None = take(body, "top_logprobs", f.integer(0, 20), None)
+    top: int | None = take(body, "top_logprobs", f.integer(0, MAX_TOP_LOGPROBS), None)
     if top is not None and not wanted:
         raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs': true.", "invalid_value")
     return (top or 0) if wanted else None
@@ -158,7 +170,7 @@ def _chat_logprobs(body: Mapping[str, Json]) -> int | None:
 def _completion_logprobs(field: str, value: Json) -> int | None:
     if value is False:
         return None
-    return f.integer(0, 20)(field, value)
+    return f.integer(0, MAX_TOP_LOGPROBS)(field, value)
 
 
 def _thinking(body: Mapping[str, Json]) -> bool:

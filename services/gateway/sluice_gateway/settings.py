@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sluice_gateway.errors import ApiError
+from sluice_gateway.fields import boolean, take
 from sluice_gateway.fleet import Fleet
 from sluice_gateway.link import Timings
-from sluice_gateway.requests import SAMPLING_DEFAULTS
+from sluice_gateway.requests import SAMPLING_DEFAULTS, sampling_numbers
 from sluice_protocol.sampling import Sampling
 
 NOBODY = Fleet()
@@ -17,7 +19,10 @@ DEFAULT_TIMINGS = Timings()
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`api_keys` empty: no key is needed. `slow_client_bytes`: what may wait for one client that does not read."""
+    """`api_keys` empty: no key is needed. `slow_client_bytes`: what may wait for one client that does not read.
+
+    `outage_s`: new requests wait for a fleet that lost its last usable pair this recently.
+    """
 
     model_name: str
     gateway_id: str
@@ -29,6 +34,7 @@ class Settings:
     deadline_s: float = 120.0
     max_deadline_s: float = 3600.0
     fault_budget: int = 2
+    outage_s: float = 30.0
     max_body_bytes: int = 32 * 1024 * 1024
     body_timeout_s: float = 60.0
     max_choices: int = 128
@@ -38,18 +44,18 @@ class Settings:
     timings: Timings = DEFAULT_TIMINGS
 
 
-def sampling_defaults(generation_config: dict[str, Any]) -> Sampling:
-    """A model's own defaults. `do_sample: false` means greedy; without the file, OpenAI's temperature of 1."""
-    greedy = generation_config.get("do_sample") is False
+class SettingsError(ValueError):
+    """A value that the gateway cannot start with; the message names file and field."""
 
-    def value(name: str, default: float) -> float:
-        found = generation_config.get(name)
-        return default if isinstance(found, bool) or not isinstance(found, int | float) else float(found)
 
-    return Sampling(
-        temperature=0.0 if greedy else value("temperature", 1.0),
-        top_p=1.0 if greedy else value("top_p", 1.0),
-        top_k=0 if greedy else int(value("top_k", 0)),
-        min_p=0.0 if greedy else value("min_p", 0.0),
-        repetition_penalty=value("repetition_penalty", 1.0),
-    )
+def sampling_defaults(generation_config: dict[str, Any], source: str = "generation_config.json") -> Sampling:
+    """A model's own defaults. `do_sample: false` means greedy; without the file, OpenAI's temperature of 1.
+
+    They have the bounds of a request. Raises SettingsError, which names `source` and the field.
+    """
+    try:
+        sampling = take(generation_config, "do_sample", boolean, True)
+        told = sampling_numbers(generation_config, SAMPLING_DEFAULTS)
+    except ApiError as error:
+        raise SettingsError(f"{source}: {error}") from error
+    return told if sampling else replace(told, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)

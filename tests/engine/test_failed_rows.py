@@ -1,0 +1,92 @@
+"""A row that no token can be chosen for: its sequence ends, the others and the books do not notice."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+from engine_double import Engine, scripted_model
+
+from sluice_engine.rooms import Rooms, SourceRoom
+from sluice_engine.sequence import EndCause, LeaseEnded, Mode, Phase
+from sluice_engine.step import Batch, SampledRow, StepResult
+from sluice_protocol.lease import LeaseEvent
+
+SICK = 63
+
+
+class SickModel:
+    """The scripted model, but a sequence whose prompt has token SICK fails from its `after`-th token on."""
+
+    def __init__(self, model, after):
+        self.model, self.after, self.told = model, after, {}
+        self.bind, self.append_pages = self._bind, model.append_pages
+
+    def _bind(self, binding):
+        self.told.pop(binding.row, None)
+        self.model.bind(binding)
+
+    def free(self, row):
+        self.told.pop(row, None)
+        self.model.free(row)
+
+    def run(self, batch: Batch):
+        for work in batch.rows:
+            if SICK in work.tokens:
+                self.told[work.row] = 0
+        return tuple(self._of(row) for row in self.model.run(batch))
+
+    def _of(self, sampled: SampledRow) -> SampledRow:
+        if sampled.row not in self.told:
+            return sampled
+        self.told[sampled.row] += 1
+        return SampledRow(sampled.row, (), failed="sick") if self.told[sampled.row] > self.after else sampled
+
+
+def sick_engine(overlap: bool, after: int) -> Engine:
+    return Engine(overlap=overlap, build_model=lambda pools, mirror: SickModel(scripted_model(pools, mirror), after))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("after", [0, 1, 5, 8])
+def test_a_failed_row_ends_its_sequence_and_no_other(overlap, after):
+    engine = sick_engine(overlap, after)
+    fine = [engine.submit((1, 2, 3 + i), 12) for i in range(3)]
+    sick = engine.submit((5, SICK, 7), 12)
+    engine.run()
+    assert engine.ended[sick] is EndCause.FAILED
+    assert len(engine.outputs[sick]) == after
+    assert [engine.ended[s] for s in fine] == [EndCause.FINISHED] * 3
+    healthy = Engine(overlap=overlap)
+    assert [engine.outputs[s] for s in fine] == [healthy.generate((1, 2, 3 + i), 12) for i in range(3)]
+    assert engine.generate((1, 2, 3), 12) == engine.outputs[fine[0]]
+    assert not engine.state.sequences
+
+
+def test_a_failed_room_keeps_what_it_granted_until_its_lease_has_ended():
+    engine = sick_engine(overlap=False, after=0)
+    sequence = engine.submit((*range(20), SICK), 12, mode=Mode.SOURCE)
+    for _ in range(6):
+        engine.step()
+    assert engine.state.sequences[sequence].phase is Phase.HELD
+    assert engine.state.sequences[sequence].leased
+    engine.facts.append(LeaseEnded(sequence))
+    engine.run()
+    assert sequence in engine.ended
+
+
+def test_a_failed_first_token_cancels_its_lease_and_grants_nothing_more():
+    posted = []
+    port = SimpleNamespace(post=lambda event, message: posted.append((event, message)))
+    rooms = Rooms(SimpleNamespace(spec=SimpleNamespace(transport="nixl")))
+    rooms.sources[4] = SourceRoom(SimpleNamespace(id=4), port)
+    planned = SimpleNamespace(rows={0: 4}, grants=(SimpleNamespace(id=4),))
+    rooms.on_result(planned, StepResult(1, 0, (SampledRow(0, (), failed="sick"),)))
+    rooms.on_result(planned, StepResult(2, 0, (SampledRow(0, (), failed="sick"),)))
+    assert posted == [(LeaseEvent.CANCEL, None)]
+
+
+def test_a_failed_row_travels():
+    told = StepResult(3, 0, (SampledRow(1, (), failed="sick"), SampledRow(2, (7,))))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=StepResult) == told
