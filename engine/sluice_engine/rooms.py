@@ -151,9 +151,9 @@ class Rooms:
             room = self.sources.get(planned.rows[sampled.row])
             if room is None or room.ended:
                 continue
-            if sampled.failed:  # no token to hand over: the lease ends, and with it the room
+            if sampled.failed:  # no token to hand over: the lease ends with the reason, and with it the room
                 room.ended = True
-                room.port.post(LeaseEvent.CANCEL, None)
+                room.port.post(LeaseEvent.REFUSED, Refused("BadLogits", sampled.failed))
             else:
                 self._first_token(room, sampled.tokens[0], sampled.logprobs[0] if sampled.logprobs else None)
         for grant in planned.grants:

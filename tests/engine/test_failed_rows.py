@@ -11,6 +11,7 @@ from engine_double import Engine, scripted_model
 from sluice_engine.rooms import Rooms, SourceRoom
 from sluice_engine.sequence import EndCause, LeaseEnded, Mode, Phase
 from sluice_engine.step import Batch, SampledRow, StepResult
+from sluice_protocol.generate import Refused
 from sluice_protocol.lease import LeaseEvent
 
 SICK = 63
@@ -76,7 +77,7 @@ def test_a_failed_room_keeps_what_it_granted_until_its_lease_has_ended():
     assert sequence in engine.ended
 
 
-def test_a_failed_first_token_cancels_its_lease_and_grants_nothing_more():
+def test_a_failed_first_token_ends_its_lease_by_name_and_grants_nothing_more():
     posted = []
     port = SimpleNamespace(post=lambda event, message: posted.append((event, message)))
     rooms = Rooms(SimpleNamespace(spec=SimpleNamespace(transport="nixl")))
@@ -84,7 +85,7 @@ def test_a_failed_first_token_cancels_its_lease_and_grants_nothing_more():
     planned = SimpleNamespace(rows={0: 4}, grants=(SimpleNamespace(id=4),))
     rooms.on_result(planned, StepResult(1, 0, (SampledRow(0, (), failed="sick"),)))
     rooms.on_result(planned, StepResult(2, 0, (SampledRow(0, (), failed="sick"),)))
-    assert posted == [(LeaseEvent.CANCEL, None)]
+    assert posted == [(LeaseEvent.REFUSED, Refused("BadLogits", "sick"))]
 
 
 def test_a_failed_row_travels():
