@@ -42,7 +42,7 @@ def biased_tokens_exist(sampling: Sampling, vocab_size: int) -> str | None:
 def biases_in_bounds(sampling: Sampling, vocab_size: int) -> str | None:
     for token, bias in sampling.logit_bias:
         if not _holds(BIAS, bias):
-            return f"logit_bias of token id {token} is {bias:g}; it must be at least {BIAS.low:g} and at most {BIAS.high:g}"
+            return f"logit_bias of token id {token} is {bias:g}; it must be within {BIAS.low:g}..{BIAS.high:g}"
     return None
 
 

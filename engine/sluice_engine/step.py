@@ -141,7 +141,7 @@ class StepRecord(Plain, frozen=True, array_like=True):
 class SampledRow(Plain, frozen=True, array_like=True):
     """Tokens that a row chose in this step: a list, so that a later multi-token step needs no new format.
 
-    `failed`: why the row has no token to choose; then `tokens` is empty, and the row is good for nothing but to be freed.
+    `failed`: why the row has no token to choose; then `tokens` is empty, and the row can only be freed.
     """
 
     row: int
