@@ -18,7 +18,7 @@ MESSAGES: Any = [{"role": "user", "content": "hi"}]
 async def stack(start: Any) -> Any:
     data = b"Hello world"
     engine = MemoryEngine(Role.UNIFIED, lambda _p, i: data[i] if i < len(data) else 257, max_running=4)
-    return await start({"u": engine}, api_keys=("secret",), max_queued=4)
+    return await start({"u": engine}, api_keys=("secret",), max_queued=4, outage_s=0.0)
 
 
 def sync_client(stack: Any, **options: Any) -> openai.OpenAI:

@@ -20,7 +20,8 @@ def unified(room: int, model: str = "a", address: str = "u") -> Engine:
 
 
 def waiting(order: int, model: str | None = None, **fields: Any) -> Waiting:
-    wanted = Wanted((1,), Fingerprint.of({"model": model}) if model else None)
+    avoid = fields.pop("avoid", frozenset())
+    wanted = Wanted((1,), Fingerprint.of({"model": model}) if model else None, avoid)
     return Waiting(order, fields.pop("deadline", 100.0), wanted, **fields)
 
 
@@ -105,3 +106,17 @@ def test_an_idle_queue_sleeps_until_time_alone_can_change_something(entries: lis
     if entries:
         assert choice.wake_at is not None
         assert now < choice.wake_at <= min(e.deadline for e in entries)
+
+
+def test_a_pause_after_a_fault_is_for_the_blamed_engine_only() -> None:
+    entry = waiting(1, calm_at=5.0, blamed=frozenset({"u"}))
+    assert dispatched(step([entry, waiting(2)], unified(1))) == 2
+    alone = step([entry], unified(1))
+    assert isinstance(alone, Idle)
+    assert alone.wake_at == 5.0
+    assert dispatched(step([entry], unified(1), now=5.0)) == 1
+    other = step(
+        [waiting(1, avoid=frozenset({"u"}), calm_at=5.0, blamed=frozenset({"u"}))], unified(9), unified(1, address="v")
+    )
+    assert isinstance(other, Dispatch)
+    assert other.pair.addresses == ("v",)

@@ -142,6 +142,14 @@ def test_a_failed_engine_is_avoided_while_there_is_another() -> None:
     assert addresses(choose(*fleet[:2], avoid=frozenset({"p", "d1"}))) == ("p", "d1")
 
 
+def test_a_suspect_engine_is_the_last_choice_and_still_a_choice() -> None:
+    suspect = replace(engine(UNIFIED, "a"), suspect=True)
+    assert {addresses(choose(suspect, engine(UNIFIED, "b", running=7), seed=s)) for s in range(9)} == {("b",)}
+    assert addresses(choose(suspect)) == ("a",)
+    sides = [replace(engine(PREFILL, "p1"), suspect=True), engine(PREFILL, "p2", running=7), engine(DECODE, "d")]
+    assert addresses(choose(*sides)) == ("p2", "d")
+
+
 def test_a_begun_answer_stays_with_its_model() -> None:
     fleet = [engine(UNIFIED, "a", model="a", running=8), engine(UNIFIED, "b", model="b")]
     choice = choose(*fleet, fingerprint=Fingerprint.of({"model": "a"}))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from random import Random
 
 from sluice_gateway.counters import Counters
 from sluice_gateway.dispatch import Dispatcher, Placement, Ticket
+from sluice_gateway.faults import Faults, culprit_of, fault_delay
 from sluice_gateway.queue import Waiting
 from sluice_gateway.retry import Done, GiveUp, judge
 from sluice_gateway.route import Wanted
@@ -44,14 +46,18 @@ class Outcome:
 class Choice:
     """`run` ends with an Outcome or raises the ApiError for the client."""
 
-    def __init__(self, ask: Ask, track: Track, dispatcher: Dispatcher, clock: Clock, counters: Counters) -> None:
+    def __init__(
+        self, ask: Ask, track: Track, dispatcher: Dispatcher, clock: Clock, random: Random, counters: Counters
+    ) -> None:
         self._ask = ask
         self._track = track
         self._dispatcher = dispatcher
         self._clock = clock
+        self._random = random
         self._counters = counters
         self._tries = 0
         self._spent = 0
+        self._faults = Faults()
         self._progress_at = clock()
         self._avoid: frozenset[str] = frozenset()
 
@@ -66,7 +72,10 @@ class Choice:
                 self._dispatcher.release(placement)
             if len(self._track.output_ids) > had:
                 self._progress_at = self._clock()
-            step = judge(result, self._track.finished, self._tries, self._spent, self._ask.fault_budget)
+                self._faults = self._faults.with_progress()
+            culprit = culprit_of(result, placement.pair)
+            repeat = self._faults.repeats(culprit)
+            step = judge(result, self._track.finished, self._tries, self._spent, self._ask.fault_budget, repeat)
             if isinstance(step, Done):
                 self._track.end(step.reason)
                 return self._outcome(result, placement)
@@ -75,9 +84,13 @@ class Choice:
             self._counters.retries += 1
             if step.source and placement.pair.prefill is not None:
                 self._dispatcher.suspect(placement.pair.prefill.member.address)
-            self._spent = step.spent
             self._avoid = frozenset(placement.pair.addresses) if step.avoid else frozenset()
-            ticket = self._dispatcher.enter_again(self._waiting_again(ticket, placement, step.delay_s))
+            blamed: frozenset[str] = frozenset()
+            if step.spent > self._spent or repeat:
+                self._faults = self._faults.with_fault(culprit)
+                blamed = frozenset(placement.pair.addresses if culprit is None else [culprit.address])
+            self._spent = step.spent
+            ticket = self._dispatcher.enter_again(self._waiting_again(ticket, placement, step.delay_s, blamed))
 
     async def _try(self, placement: Placement) -> TryResult:
         ask = self._ask
@@ -95,7 +108,7 @@ class Choice:
 
         return await placement.decode.attempt(request, self._track.push, on_first)
 
-    def _waiting_again(self, ticket: Ticket, placement: Placement, delay_s: float) -> Waiting:
+    def _waiting_again(self, ticket: Ticket, placement: Placement, delay_s: float, blamed: frozenset[str]) -> Waiting:
         hello = placement.pair.decode.hello
         produced = self._track.output_ids
         wanted = Wanted(
@@ -104,7 +117,9 @@ class Choice:
             self._avoid,
         )
         now = self._clock()
-        return Waiting(ticket.waiting.order, self._progress_at + self._ask.patience_s, wanted, now + delay_s)
+        deadline = self._progress_at + self._ask.patience_s
+        pause = fault_delay(self._faults.in_a_row, self._random.random(), deadline - now) if blamed else 0.0
+        return Waiting(ticket.waiting.order, deadline, wanted, now + delay_s, now + pause, blamed)
 
     def _outcome(self, result: TryResult, placement: Placement) -> Outcome:
         """A stop string ends the try before the engine reported: then only the processes are known."""

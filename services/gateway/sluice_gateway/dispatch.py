@@ -11,7 +11,7 @@ from random import Random
 from sluice_gateway import errors
 from sluice_gateway.fleet import Engine, Pair
 from sluice_gateway.link import Link
-from sluice_gateway.queue import Dispatch, Waiting, expired, fits, next_dispatch, wake_at
+from sluice_gateway.queue import Dispatch, Waiting, expired, fits, may_wait, next_dispatch, wake_at
 from sluice_gateway.route import NO_PAIR, BlockKeys, NoRoute, Wanted, choose_pair
 
 Clock = Callable[[], float]
@@ -43,14 +43,23 @@ class Ticket:
 
 
 class Dispatcher:
-    """`links` is the live set of engines by address, owned by somebody else."""
+    """`links` is the live set of engines by address, owned by somebody else, who calls `changed`."""
 
     def __init__(
-        self, links: Mapping[str, Link], clock: Clock, limit: int, random: Random, block_keys: BlockKeys
+        self,
+        links: Mapping[str, Link],
+        clock: Clock,
+        limit: int,
+        outage_s: float,
+        random: Random,
+        block_keys: BlockKeys,
     ) -> None:
         self._links = links
         self._clock = clock
         self._limit = limit
+        self._outage_s = outage_s
+        self._was_usable = False
+        self._usable_at: float | None = None
         self._random = random
         self._block_keys = block_keys
         self._tickets: list[Ticket] = []
@@ -68,6 +77,14 @@ class Dispatcher:
         choice = choose_pair(Wanted(()), self._views(), 0)
         return choice if isinstance(choice, NoRoute) and choice.reason == NO_PAIR else None
 
+    def changed(self) -> None:
+        """What is known of some engine is not what it was."""
+        usable = self.usable() is None
+        if usable or self._was_usable:
+            self._usable_at = self._clock()
+        self._was_usable = usable
+        self.pump()
+
     def _views(self) -> list[Engine]:
         return [link.view for link in self._links.values()]
 
@@ -84,9 +101,9 @@ class Dispatcher:
                 wanted.keys[place] = keys
 
     def enter(self, tries: list[Wanted], deadline: float) -> list[Ticket]:
-        """Queue all choices of a new request, or none: 503 without a pair, 429 when the queue is full."""
+        """Queue all choices of a new request, or none: 429 when the queue is full, 503 without a pair to wait for."""
         lacking = self.usable()
-        if lacking is not None:
+        if lacking is not None and not self._may_wait():
             raise errors.unavailable(f"No pair of engines can take this request: {lacking.detail}.")
         if not fits(len(self._tickets), len(tries), self._limit):
             raise errors.queue_full(self._limit)
@@ -96,6 +113,9 @@ class Dispatcher:
             self._next_order += 1
         self.pump()
         return tickets
+
+    def _may_wait(self) -> bool:
+        return bool(self._links) and may_wait(self._usable_at, self._clock(), self._outage_s)
 
     def enter_again(self, waiting: Waiting) -> Ticket:
         """Queue a retry, in its old place. It is never refused."""
@@ -137,7 +157,7 @@ class Dispatcher:
         self.pump()
 
     def suspect(self, address: str) -> None:
-        """A fault points at this engine: nothing more goes there until it answers again."""
+        """A fault points at this engine: others are preferred until it answers again."""
         link = self._links.get(address)
         if link is not None:
             link.suspect()

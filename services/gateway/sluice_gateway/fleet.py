@@ -39,6 +39,7 @@ def parse_fleet(document: Any) -> Fleet:
 class Engine:
     """One member as routing sees it. `hello` and `load` are None until it answered; `own` counts this gateway's tries
     that `load` does not know of yet, less those that it still counts though they ended (so it may be negative).
+    `suspect`: a try broke there and it was not heard of since. Others are preferred; it may be used all the same.
     """
 
     member: Member
@@ -46,6 +47,7 @@ class Engine:
     load: Load | None = None
     own: int = 0
     trouble: str = ""
+    suspect: bool = False
 
     @property
     def unusable(self) -> str:

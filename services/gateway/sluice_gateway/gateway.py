@@ -22,7 +22,7 @@ from sluice_gateway.settings import Settings
 from sluice_gateway.template import encode_chat, encode_prompt
 from sluice_gateway.tokenizer import Tokenizer
 from sluice_gateway.track import Sink, Track, TrackPlan
-from sluice_protocol.generate import Role
+from sluice_protocol.generate import EngineHello, Role
 
 THREAD_CHARACTERS = 16_384
 """Longer prompts are tokenised off the event loop."""
@@ -49,12 +49,14 @@ class Gateway:
         self.stopping = False
         self._clock = clock
         self.members = Members(clients, settings.gateway_id, self._changed, settings.timings)
-        self.dispatcher = Dispatcher(self.members.links, clock, settings.max_queued, random, block_keys)
+        self.dispatcher = Dispatcher(
+            self.members.links, clock, settings.max_queued, settings.outage_s, random, block_keys
+        )
         self._watcher: asyncio.Task[None] | None = None
         self._running: set[asyncio.Task[Any]] = set()
 
     def _changed(self) -> None:
-        self.dispatcher.pump()
+        self.dispatcher.changed()
 
     async def start(self) -> None:
         self.members.set_fleet(self.settings.fleet)
@@ -70,8 +72,8 @@ class Gateway:
         self.dispatcher.close()
 
     def limits(self) -> Limits:
-        """From the engines that are known; before any is, from the tokenizer."""
-        hellos = [link.view.hello for link in self.members.links.values() if link.view.hello is not None]
+        """From the engines that are known, also while they are away; before any is, from the tokenizer."""
+        hellos = self._hellos()
         serving = [hello for hello in hellos if hello.role is not Role.PREFILL]
         return Limits(
             vocab_size=min((hello.vocab_size for hello in serving), default=self.tokenizer.vocab_size),
@@ -79,6 +81,9 @@ class Gateway:
             max_choices=self.settings.max_choices,
             defaults=self.settings.sampling_defaults,
         )
+
+    def _hellos(self) -> list[EngineHello]:
+        return [link.last_hello for link in self.members.links.values() if link.last_hello is not None]
 
     # -- from a checked request to a job
 
@@ -136,7 +141,9 @@ class Gateway:
             raise errors.unavailable("The gateway is shutting down.", "shutting_down")
         asks = [self._ask(job, index) for index in range(job.num_choices)]
         choices = [
-            Choice(ask, self._track(job, ask, make_sink(index)), self.dispatcher, self._clock, self.counters)
+            Choice(
+                ask, self._track(job, ask, make_sink(index)), self.dispatcher, self._clock, self.random, self.counters
+            )
             for index, ask in enumerate(asks)
         ]
         by_prompt = [Wanted(prompt) for prompt in job.prompts]
@@ -192,9 +199,8 @@ class Gateway:
     # -- what people and probes ask
 
     def system_fingerprint(self) -> str:
-        """Of the engines that are connected now; tells answers of two models apart."""
-        hellos = (link.view.hello for link in self.members.links.values())
-        first = next((hello for hello in hellos if hello is not None), None)
+        """Of the engines that are known; tells answers of two models apart."""
+        first = next(iter(self._hellos()), None)
         return "fp_none" if first is None else f"fp_{first.fingerprint.digest.hex()[:12]}"
 
     def not_ready(self) -> str:
@@ -209,6 +215,7 @@ class Gateway:
                 "address": link.member.address,
                 "pid": link.view.hello.pid if link.view.hello else None,
                 "trouble": link.view.unusable,
+                "suspect": link.view.suspect,
             }
             for link in self.members.links.values()
         ]

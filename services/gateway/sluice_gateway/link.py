@@ -11,11 +11,9 @@ from sluice_gateway.engine import ClientFactory, EngineClient, EngineLost
 from sluice_gateway.fleet import Engine, Member
 from sluice_gateway.reasons import ENGINE_LOST
 from sluice_gateway.session import Lost, Push, Session, Try, TryResult
-from sluice_protocol.generate import Admitted, GenerateRequest, Refused
+from sluice_protocol.generate import Admitted, EngineHello, GenerateRequest, Refused
 
 logger = logging.getLogger(__name__)
-
-SUSPECT = "TryBroke"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,10 @@ class Timings:
 
 
 class Link:
-    """`run` keeps the connection up for as long as it is not cancelled; `on_change` is called when `view` changed."""
+    """`run` keeps the connection up for as long as it is not cancelled; `on_change` is called when `view` changed.
+
+    `last_hello` is that of the last life that was usable, also while nobody is there.
+    """
 
     def __init__(
         self, member: Member, clients: ClientFactory, gateway_id: str, on_change: Callable[[], None], timings: Timings
@@ -43,6 +44,7 @@ class Link:
         self._poll_now = asyncio.Event()
         self._epoch = 0
         self.view = Engine(member, trouble="NotConnected")
+        self.last_hello: EngineHello | None = None
 
     def begin(self) -> int:
         """A try of ours begins here, which Load does not know of yet. Returns what `end` wants to hear."""
@@ -118,8 +120,8 @@ class Link:
                 if load.incarnation != session.hello.incarnation:
                     raise EngineLost(f"{self.member.address}: restarted as {load.incarnation}")
                 self._session = session
-                trouble = SUSPECT if self._suspect else ""
-                self._show(Engine(self.member, session.hello, load, self._since_poll, trouble))
+                self.last_hello = session.hello
+                self._show(Engine(self.member, session.hello, load, self._since_poll, suspect=self._suspect))
             await self._pause()
 
     async def _pause(self) -> None:
@@ -160,11 +162,11 @@ class Link:
             session.end(attempt)
 
     def suspect(self) -> None:
-        """A broken try is often the first sign of a death: no new work until a Load that was asked for after it."""
+        """A broken try is often the first sign of a death: others go first until a Load that was asked for after it."""
         if self._session is not None:
             self._suspect = True
             self._poll_now.set()
-            self._show(replace(self.view, trouble=SUSPECT))
+            self._show(replace(self.view, suspect=True))
 
     async def _follow(self, session: Session, attempt: Try) -> TryResult:
         async for event in attempt.call:

@@ -11,7 +11,7 @@ from sluice_gateway.errors import ApiError, internal, invalid, unavailable
 class Policy:
     """`retry`: another try may succeed. `spends`: it costs of the fault budget. `status`: what the client gets.
 
-    `source`: it points at the pair's prefill engine, which gets no work until it answers again.
+    `source`: it points at the pair's prefill engine, to which others are preferred until it answers again.
     """
 
     retry: bool

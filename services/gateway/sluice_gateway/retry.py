@@ -38,22 +38,28 @@ class GiveUp:
     error: ApiError
 
 
-def judge(result: TryResult, finished: str | None, tries: int, spent: int, budget: int) -> Done | Again | GiveUp:
-    """`finished`: the finish_reason if the tokens so far end the request already, whatever became of the try."""
+def judge(
+    result: TryResult, finished: str | None, tries: int, spent: int, budget: int, repeat: bool = False
+) -> Done | Again | GiveUp:
+    """`finished`: the finish_reason if the tokens so far end the request already, whatever became of the try.
+
+    `repeat`: the fault is one more sight of a death that was paid already (`faults.Faults`), and costs nothing.
+    """
     if finished is not None:
         return Done(finished)
     if isinstance(result, Ended) and result.reason in (EndReason.STOP, EndReason.LENGTH):
         return Done(result.reason.value)
-    reason, detail, policy, delay_s = _classify(result)
+    reason, detail, policy, delay_s = classify(result)
     if not policy.retry:
         return GiveUp(client_error(reason, detail, tries))
-    spent += policy.spends
+    spent += policy.spends and not repeat
     if spent > budget:
         return GiveUp(client_error(reason, detail, tries))
     return Again(delay_s, policy.spends or reason in (DRAINING, PREEMPTED), spent, policy.source)
 
 
-def _classify(result: TryResult) -> tuple[str, str, Policy, float]:
+def classify(result: TryResult) -> tuple[str, str, Policy, float]:
+    """Its reason, the detail, what the reason means, and the shortest pause."""
     if isinstance(result, Lost):
         return result.reason, result.detail, policy_of(result.reason), 0.0
     if isinstance(result, Refused):

@@ -70,7 +70,7 @@ def choose_pair(
     candidates = [pair for group in groups for pair in _best_of_group(group, scorer, random)]
     if not candidates:
         return NoRoute(NO_ROOM, "every usable pair is full")
-    return min(candidates, key=lambda pair: (scorer.avoided(pair.engines), -scorer.pair_score(pair), pair.addresses))
+    return min(candidates, key=lambda pair: (scorer.shunned(pair.engines), -scorer.pair_score(pair), pair.addresses))
 
 
 def _fingerprint(group: tuple[tuple[Engine, ...], ...]) -> Fingerprint | None:
@@ -104,8 +104,9 @@ class _Scorer:
     block_keys: BlockKeys
     weights: Weights
 
-    def avoided(self, engines: Sequence[Engine]) -> int:
-        return sum(engine.member.address in self.wanted.avoid for engine in engines)
+    def shunned(self, engines: Sequence[Engine]) -> int:
+        """Reasons to prefer others."""
+        return sum((engine.member.address in self.wanted.avoid) + engine.suspect for engine in engines)
 
     def score(self, engine: Engine) -> float:
         return self.weights.prefix * self.cached(engine) - self.weights.load * engine.busy
@@ -145,8 +146,8 @@ def _best(side: Sequence[Engine], scorer: _Scorer, random: Random) -> Engine | N
     roomy = [engine for engine in side if engine.room > 0]
     if not roomy:
         return None
-    fewest = min(scorer.avoided([engine]) for engine in roomy)
-    scores = [(scorer.score(e), e) for e in roomy if scorer.avoided([e]) == fewest]
+    fewest = min(scorer.shunned([engine]) for engine in roomy)
+    scores = [(scorer.score(e), e) for e in roomy if scorer.shunned([e]) == fewest]
     top = max(score for score, _ in scores)
     ties = sorted((e for s, e in scores if s >= top - scorer.weights.tie), key=lambda e: e.member.address)
     drawn = random.sample(ties, min(2, len(ties)))
