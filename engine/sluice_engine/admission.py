@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from sluice_engine.ledger import CACHE
 from sluice_engine.sampling_checks import fault_of
-from sluice_engine.schedule import SchedulerState
 from sluice_engine.sequence import Mode, Phase, Sequence, SequenceSpec
+from sluice_engine.state import SchedulerState
 from sluice_protocol.generate import Refused
 from sluice_records import RecordKind
 

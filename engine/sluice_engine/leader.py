@@ -18,9 +18,10 @@ from sluice_engine.errors import EngineError, LedgerError, RankFault
 from sluice_engine.ledger import Ledger
 from sluice_engine.publish import Published, Stream, publish_step, publish_token
 from sluice_engine.rooms import Rooms
-from sluice_engine.schedule import Plan, SchedulerState, plan
+from sluice_engine.schedule import plan
 from sluice_engine.sequence import Aborted, EndCause, Fact, Gone, Mode, SequenceSpec, StepDone
 from sluice_engine.spec import EngineSpec, ResolvedEngine
+from sluice_engine.state import Plan, SchedulerState
 from sluice_engine.step import CHAIN_START, StepResult, encode_step
 from sluice_protocol.generate import (
     Ended,

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from sluice_engine.schedule import Plan
 from sluice_engine.sequence import (
     Aborted,
     EndCause,
@@ -24,6 +23,7 @@ from sluice_engine.sequence import (
     PullsTerminal,
     SequenceSpec,
 )
+from sluice_engine.state import Plan
 from sluice_engine.step import PullSet, RecordRef, StepResult
 from sluice_protocol.generate import EndReason, Refused, Route
 from sluice_protocol.lease import LeaseEvent
@@ -358,6 +358,3 @@ class Rooms:
 
     def summary(self) -> Mapping[str, int]:
         return {"source": len(self.sources), "reader": len(self.readers)}
-
-
-__all__ = ["LeasePort", "Refused", "Rooms", "SourceLeasePort", "TransferPort"]

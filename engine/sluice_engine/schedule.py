@@ -10,20 +10,16 @@ that chose a stop token therefore runs one surplus step, whose token is dropped.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
 from sluice_engine.errors import LedgerError
-from sluice_engine.ledger import CACHE, Holder, Ledger, RecordState
-from sluice_engine.limits import Limits
-from sluice_engine.prefix import PrefixCache
+from sluice_engine.ledger import RecordState
 from sluice_engine.sequence import (
     Aborted,
     EndCause,
     Fact,
     Fenced,
     Gone,
-    Grant,
     LeaseEnded,
     Mode,
     Phase,
@@ -34,93 +30,10 @@ from sluice_engine.sequence import (
     StepDone,
     StrandingEnded,
 )
-from sluice_engine.step import (
-    Batch,
-    Close,
-    PageAppend,
-    PullItem,
-    PullSet,
-    RecordRef,
-    RowBinding,
-    RowWork,
-    StateCopy,
-    StepRecord,
-)
-from sluice_records import ChainKey, Layouts, RecordKind, block_keys, extend_chain, record_identity
-
-
-@dataclass(slots=True)
-class SchedulerState:
-    """Everything that decides. `salt` starts the hash chain (the fingerprint's digest)."""
-
-    limits: Limits
-    layouts: Layouts
-    salt: ChainKey
-    ledger: Ledger
-    cache: PrefixCache = field(default_factory=PrefixCache)
-    sequences: dict[int, Sequence] = field(default_factory=dict)
-    waiting: list[int] = field(default_factory=list)  # ascending ids: first come, first served
-    free_rows: list[int] = field(default_factory=list)
-    next_number: int = 0
-    completed: int = -1
-    stalled: bool = False  # the last plan had nothing to do, though something waits
-    in_flight: dict[int, dict[int, int]] = field(default_factory=dict)  # step -> row -> sequence
-
-    def __post_init__(self) -> None:
-        self.free_rows = list(range(self.limits.max_running - 1, -1, -1))
-
-    @property
-    def can_run(self) -> bool:
-        """Whether some sequence has something to compute."""
-        return bool(self.waiting) or any(
-            s.phase is Phase.PREFILLING or (s.phase is Phase.DECODING and not s.is_exhausted)
-            for s in self.sequences.values()
-        )
-
-    @property
-    def visible_through(self) -> int:
-        """The next plan sees the results of all steps up to this one, and of no later one.
-
-        While something can run that is N-2; when nothing can, or what waits has no place, every step planned so far.
-        """
-        return self.next_number - (2 if self.can_run and not self.stalled else 1)
-
-    @property
-    def has_work(self) -> bool:
-        """Whether another plan is due now. A sequence that only waits for facts from outside is not work."""
-        return bool(self.in_flight) or self.can_run or any(_is_reapable(s) for s in self.sequences.values())
-
-    def references(self) -> Iterator[tuple[Holder, RecordRef]]:
-        """Every reference that a living holder has: what the ledger must have on its books."""
-        for sequence in self.sequences.values():
-            for ref in sequence_records(sequence):
-                yield sequence.holder, ref
-            for ref in sequence.leased:
-                yield sequence.lease_holder, ref
-        for ref in self.cache.references():
-            yield CACHE, ref
-
-    def check_integrity(self) -> None:
-        """Raises LedgerError when a byte is not accounted for."""
-        self.ledger.check_integrity(self.references())
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """An empty record is not sent and has no number of its own.
-
-    `rows`: row -> sequence of the rows that sample. `rooms`: (sequence, full pages held) whose lease may be opened.
-    `cancelled`: rooms whose pulls must stop. `grants` wait for the step's result. `progressed`: another plan may find
-    more to do even without a new fact.
-    """
-
-    record: StepRecord
-    rows: dict[int, int]
-    grants: tuple[Grant, ...]
-    rooms: tuple[tuple[int, int], ...]
-    cancelled: tuple[int, ...]
-    gone: tuple[Gone, ...]
-    progressed: bool
+from sluice_engine.state import Plan, SchedulerState, sequence_records
+from sluice_engine.step import PageAppend, PullItem, PullSet, RecordRef, RowBinding, RowWork, StateCopy
+from sluice_engine.step_builder import StepBuilder
+from sluice_records import RecordKind, block_keys
 
 
 def plan(state: SchedulerState, facts: Iterable[Fact]) -> tuple[SchedulerState, Plan]:
@@ -135,46 +48,10 @@ def plan(state: SchedulerState, facts: Iterable[Fact]) -> tuple[SchedulerState, 
     return state, planner.finish()
 
 
-def _is_reapable(sequence: Sequence) -> bool:
-    return sequence.phase is Phase.ENDING and sequence.handles_terminal
+class _Planner(StepBuilder):
+    """Applies facts, then gives rows, chunks and pulls to sequences."""
 
-
-def sequence_records(sequence: Sequence) -> Iterator[RecordRef]:
-    yield from sequence.pages
-    if sequence.state is not None:
-        yield sequence.state
-    for _, ref in sequence.snapshots:
-        yield ref
-    yield from sequence.borrowed
-
-
-class _Planner:
-    """The step under construction."""
-
-    def __init__(self, state: SchedulerState) -> None:
-        self.state, self.ledger, self.cache, self.limits = state, state.ledger, state.cache, state.limits
-        self.number = state.next_number
-        self.visible_through = state.visible_through
-        self.rows_freed: list[int] = []
-        self.reserved: list[RecordRef] = []
-        self.filling: list[RecordRef] = []
-        self.committed: list[RecordRef] = []
-        self.reopened: list[RecordRef] = []
-        self.bound: list[RowBinding] = []
-        self.appended: list[PageAppend] = []
-        self.resumes: list[StateCopy] = []
-        self.work: list[RowWork] = []
-        self.snapshots: list[StateCopy] = []
-        self.closed: list[Close] = []
-        self.pulls: list[PullSet] = []
-        self.rows: dict[int, int] = {}
-        self.grants: list[Grant] = []
-        self.rooms: list[tuple[int, int]] = []
-        self.cancelled: list[int] = []
-        self.gone: list[Gone] = []
-        self.tokens_left = self.limits.step_tokens
-
-    # -- facts -----------------------------------------------------------------------------------------------------
+    # -- facts -------------------------------------------------------------------------------------------------------
 
     def apply(self, fact: Fact) -> None:
         match fact:
@@ -233,7 +110,7 @@ class _Planner:
                         self._end(sequence, EndCause.FINISHED)
                     break
 
-    # -- ends ------------------------------------------------------------------------------------------------------
+    # -- ends --------------------------------------------------------------------------------------------------------
 
     def _end(self, sequence: Sequence, cause: EndCause) -> None:
         """No more work from this step on; records go later (`_reap`)."""
@@ -298,41 +175,7 @@ class _Planner:
                 self.gone.append(Gone(sequence.id, cause, sequence.cached_tokens, sequence.chunks))
         return reaped
 
-    # -- records ---------------------------------------------------------------------------------------------------
-
-    def _make_room(self, kind: RecordKind, count: int) -> bool:
-        """Evict from the cache until `count` records of `kind` are free; False (and evicted what could be) if not."""
-        while self.ledger.num_free(kind) < count:
-            if kind is RecordKind.PAGE:
-                evicted = self.cache.evict_page(lambda ref: self.ledger.holders(ref) == (CACHE,))
-            else:
-                snapshot = self.cache.evict_snapshot(self._is_settled) if kind is RecordKind.SNAPSHOT else None
-                evicted = () if snapshot is None else (snapshot,)
-            if not evicted:
-                return False
-            for ref in evicted:
-                self.ledger.drop(ref, CACHE)
-        return True
-
-    def _is_settled(self, ref: RecordRef) -> bool:
-        """Not made by this very step, which could not both close it and end its life."""
-        return all(close.ref != ref for close in self.closed)
-
-    def _reserve(self, kind: RecordKind, holder: Holder, *, announce: bool = True) -> RecordRef:
-        ref = self.ledger.reserve(kind, holder)
-        if announce:
-            self.ledger.announce(ref)
-            self.reserved.append(ref)
-        return ref
-
-    def _identity(self, kind: RecordKind, key: ChainKey) -> bytes:
-        return record_identity(self.state.layouts[kind], key)
-
-    def _close(self, ref: RecordRef, key: ChainKey, valid_tokens: int) -> None:
-        self.ledger.close(ref)
-        self.closed.append(Close(ref, self._identity(ref.kind, key), valid_tokens))
-
-    # -- admission to a row ----------------------------------------------------------------------------------------
+    # -- admission to a row ------------------------------------------------------------------------------------------
 
     def admit_waiting(self) -> None:
         """In order of arrival, until one does not fit."""
@@ -388,7 +231,7 @@ class _Planner:
             RowBinding(sequence.row, sequence.state.record, pages, position, sequence.sampling, history, last_token)
         )
 
-    # -- work ------------------------------------------------------------------------------------------------------
+    # -- work --------------------------------------------------------------------------------------------------------
 
     def schedule_decodes(self) -> None:
         for sequence in list(self.state.sequences.values()):
@@ -443,7 +286,7 @@ class _Planner:
             sequence.sampled += 1
             self.rows[sequence.row] = sequence.id
 
-    # -- pulls -----------------------------------------------------------------------------------------------------
+    # -- pulls -------------------------------------------------------------------------------------------------------
 
     def _authorise_pull(self, sequence: Sequence, fact: PullGranted) -> None:
         if sequence.phase is not Phase.PULLING:
@@ -507,93 +350,7 @@ class _Planner:
         sequence.tokens.append(token)
         self._bind(sequence, num_tokens, token)
 
-    # -- closing, caching, granting --------------------------------------------------------------------------------
-
-    def _cache_page(self, sequence: Sequence, index: int) -> bool:
-        parent = sequence.keys[index - 1] if index else None
-        ref = sequence.pages[index]
-        if not self.cache.insert_page(sequence.keys[index], parent, ref):
-            return False
-        self.ledger.hold(ref, CACHE)
-        return True
-
-    def _close_full_pages(self, sequence: Sequence) -> None:
-        """Pages that are written to their end and whose tokens are all known."""
-        size = self.limits.page_tokens
-        known = min(sequence.computed, len(sequence.tokens))
-        while (sequence.num_closed + 1) * size <= known:
-            index = sequence.num_closed
-            if len(sequence.keys) == index:
-                parent = sequence.keys[-1] if sequence.keys else self.state.salt
-                sequence.keys.append(extend_chain(parent, sequence.tokens[index * size : (index + 1) * size]))
-            if sequence.phase is Phase.ENDING and self.cache.has_page(sequence.keys[index]):
-                return  # it is about to be dropped: nothing to keep
-            self._close(sequence.pages[index], sequence.keys[index], size)
-            self._cache_page(sequence, index)
-            sequence.num_closed += 1
-
-    def _take_snapshot(self, sequence: Sequence) -> None:
-        """At a page boundary that this step reaches, if the policy wants one there."""
-        size, position = self.limits.page_tokens, sequence.computed
-        if position % size or sequence.last_step != self.number or sequence.state is None or not position:
-            return
-        prefilling = position < sequence.num_given
-        if prefilling:
-            previous = position - 1
-            if self.limits.snapshots.next_boundary(previous, sequence.num_given, size) != position:
-                return
-            key = sequence.keys[position // size - 1]
-            if self.cache.has_snapshot(key) or not self.cache.has_page(key):
-                return
-        elif not self.limits.snapshot_outputs or position == sequence.num_given:
-            return
-        if not self._make_room(RecordKind.SNAPSHOT, 1):
-            return
-        ref = self._reserve(RecordKind.SNAPSHOT, sequence.holder)
-        self.snapshots.append(StateCopy(sequence.state.record, ref.record))
-        sequence.snapshots.append((position // size, ref))
-
-    def _close_snapshots(self, sequence: Sequence) -> None:
-        """Snapshots whose tokens are known by now join the cache, or end when their content is there already."""
-        for entry in list(sequence.snapshots):
-            boundary, ref = entry
-            if boundary > sequence.num_closed:
-                continue
-            key = sequence.keys[boundary - 1]
-            if self.cache.insert_snapshot(key, ref):
-                self._close(ref, key, boundary * self.limits.page_tokens)
-                self.ledger.hold(ref, CACHE)
-                self.ledger.drop(ref, sequence.holder)
-                sequence.snapshots.remove(entry)
-
-    def _grant(self, sequence: Sequence) -> None:
-        """Source: what is closed by now and not granted yet; at the end the tail page and the state too."""
-        if sequence.spec.mode is not Mode.SOURCE or sequence.last_step != self.number:
-            return
-        if sequence.spec.outputs_left == 1:
-            return  # the first token ends it: nobody needs the records
-        size, count = self.limits.page_tokens, sequence.num_given
-        records = []
-        for index in range(max(sequence.num_granted, sequence.spec.have_prefix), sequence.num_closed):
-            records.append((index, sequence.pages[index], size))
-        sequence.num_granted = sequence.num_closed
-        final = sequence.phase is Phase.HELD
-        if final:
-            assert sequence.state is not None
-            key, tail = (sequence.keys[-1] if sequence.keys else self.state.salt), count % size
-            if tail:
-                key = extend_chain(key, sequence.tokens[count - tail : count])
-                self._close(sequence.pages[-1], key, tail)
-                records.append((len(sequence.pages) - 1, sequence.pages[-1], tail))
-            self._close(sequence.state, key, count)
-            records.append((0, sequence.state, count))
-        for _, ref, _ in records:
-            self.ledger.hold(ref, sequence.lease_holder)
-            sequence.leased.append(ref)
-        if records:
-            self.grants.append(Grant(sequence.id, tuple(records), final))
-
-    # -- the end of the plan ---------------------------------------------------------------------------------------
+    # -- the end of the plan -----------------------------------------------------------------------------------------
 
     def finish(self) -> Plan:
         for sequence in self.state.sequences.values():
@@ -609,22 +366,7 @@ class _Planner:
         # Lives that end by reaping are told to ranks in the next step: this one may have closed such a record.
         released = self.ledger.take_released()
         reaped = self._reap()
-        record = StepRecord(
-            number=self.number,
-            rows_freed=tuple(self.rows_freed),
-            released=released,
-            reserved=tuple(self.reserved),
-            filling=tuple(self.filling),
-            committed=tuple(self.committed),
-            reopened=tuple(self.reopened),
-            rows_bound=tuple(self.bound),
-            pages_appended=tuple(self.appended),
-            resumes=tuple(self.resumes),
-            batches=(Batch(tuple(self.work)),) if self.work else (),
-            snapshots=tuple(self.snapshots),
-            closed=tuple(self.closed),
-            pulls=tuple(self.pulls),
-        )
+        record = self.build(released)
         if not record.is_empty:
             self.state.in_flight[self.number] = self.rows
             self.state.next_number += 1

@@ -14,9 +14,10 @@ from sluice_engine.ledger import Ledger
 from sluice_engine.limits import Limits, SnapshotPolicy
 from sluice_engine.mirror import RecordMirror
 from sluice_engine.pool import Pools, RecordPool
-from sluice_engine.schedule import Plan, SchedulerState, plan
+from sluice_engine.schedule import plan
 from sluice_engine.scripted import Script, ScriptedModel
 from sluice_engine.sequence import Aborted, EndCause, Fact, Mode, SequenceSpec, StepDone
+from sluice_engine.state import Plan, SchedulerState
 from sluice_engine.step import CHAIN_START, BatchModel, StepResult, encode_step
 from sluice_protocol.generate import Refused
 from sluice_protocol.sampling import Sampling

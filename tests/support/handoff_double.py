@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from engine_double import Engine
 
-from sluice_engine.schedule import Plan
 from sluice_engine.sequence import Grant, LeaseEnded, Mode, PullCommitted, PullGranted
+from sluice_engine.state import Plan
 from sluice_protocol.source import GrantedRecord
 
 

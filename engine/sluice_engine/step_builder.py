@@ -1,0 +1,184 @@
+"""The step under construction: its lists, and the records that go into and out of it."""
+
+from __future__ import annotations
+
+from sluice_engine.ledger import CACHE, Holder
+from sluice_engine.sequence import Gone, Grant, Mode, Phase, Sequence
+from sluice_engine.state import SchedulerState
+from sluice_engine.step import (
+    Batch,
+    Close,
+    PageAppend,
+    PullSet,
+    RecordRef,
+    RowBinding,
+    RowWork,
+    StateCopy,
+    StepRecord,
+)
+from sluice_records import ChainKey, RecordKind, extend_chain, record_identity
+
+
+class StepBuilder:
+    """Reserves, closes, caches, snapshots and grants records for one step; `schedule.py` decides for whom."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self.state, self.ledger, self.cache, self.limits = state, state.ledger, state.cache, state.limits
+        self.number = state.next_number
+        self.visible_through = state.visible_through
+        self.rows_freed: list[int] = []
+        self.reserved: list[RecordRef] = []
+        self.filling: list[RecordRef] = []
+        self.committed: list[RecordRef] = []
+        self.reopened: list[RecordRef] = []
+        self.bound: list[RowBinding] = []
+        self.appended: list[PageAppend] = []
+        self.resumes: list[StateCopy] = []
+        self.work: list[RowWork] = []
+        self.snapshots: list[StateCopy] = []
+        self.closed: list[Close] = []
+        self.pulls: list[PullSet] = []
+        self.rows: dict[int, int] = {}
+        self.grants: list[Grant] = []
+        self.rooms: list[tuple[int, int]] = []
+        self.cancelled: list[int] = []
+        self.gone: list[Gone] = []
+        self.tokens_left = self.limits.step_tokens
+
+    # -- records -----------------------------------------------------------------------------------------------------
+
+    def _make_room(self, kind: RecordKind, count: int) -> bool:
+        """Evict from the cache until `count` records of `kind` are free; False (and evicted what could be) if not."""
+        while self.ledger.num_free(kind) < count:
+            if kind is RecordKind.PAGE:
+                evicted = self.cache.evict_page(lambda ref: self.ledger.holders(ref) == (CACHE,))
+            else:
+                snapshot = self.cache.evict_snapshot(self._is_settled) if kind is RecordKind.SNAPSHOT else None
+                evicted = () if snapshot is None else (snapshot,)
+            if not evicted:
+                return False
+            for ref in evicted:
+                self.ledger.drop(ref, CACHE)
+        return True
+
+    def _is_settled(self, ref: RecordRef) -> bool:
+        """Not made by this very step, which could not both close it and end its life."""
+        return all(close.ref != ref for close in self.closed)
+
+    def _reserve(self, kind: RecordKind, holder: Holder, *, announce: bool = True) -> RecordRef:
+        ref = self.ledger.reserve(kind, holder)
+        if announce:
+            self.ledger.announce(ref)
+            self.reserved.append(ref)
+        return ref
+
+    def _identity(self, kind: RecordKind, key: ChainKey) -> bytes:
+        return record_identity(self.state.layouts[kind], key)
+
+    def _close(self, ref: RecordRef, key: ChainKey, valid_tokens: int) -> None:
+        self.ledger.close(ref)
+        self.closed.append(Close(ref, self._identity(ref.kind, key), valid_tokens))
+
+    # -- closing, caching, granting ----------------------------------------------------------------------------------
+
+    def _cache_page(self, sequence: Sequence, index: int) -> bool:
+        parent = sequence.keys[index - 1] if index else None
+        ref = sequence.pages[index]
+        if not self.cache.insert_page(sequence.keys[index], parent, ref):
+            return False
+        self.ledger.hold(ref, CACHE)
+        return True
+
+    def _close_full_pages(self, sequence: Sequence) -> None:
+        """Pages that are written to their end and whose tokens are all known."""
+        size = self.limits.page_tokens
+        known = min(sequence.computed, len(sequence.tokens))
+        while (sequence.num_closed + 1) * size <= known:
+            index = sequence.num_closed
+            if len(sequence.keys) == index:
+                parent = sequence.keys[-1] if sequence.keys else self.state.salt
+                sequence.keys.append(extend_chain(parent, sequence.tokens[index * size : (index + 1) * size]))
+            if sequence.phase is Phase.ENDING and self.cache.has_page(sequence.keys[index]):
+                return  # it is about to be dropped: nothing to keep
+            self._close(sequence.pages[index], sequence.keys[index], size)
+            self._cache_page(sequence, index)
+            sequence.num_closed += 1
+
+    def _take_snapshot(self, sequence: Sequence) -> None:
+        """At a page boundary that this step reaches, if the policy wants one there."""
+        size, position = self.limits.page_tokens, sequence.computed
+        if position % size or sequence.last_step != self.number or sequence.state is None or not position:
+            return
+        prefilling = position < sequence.num_given
+        if prefilling:
+            previous = position - 1
+            if self.limits.snapshots.next_boundary(previous, sequence.num_given, size) != position:
+                return
+            key = sequence.keys[position // size - 1]
+            if self.cache.has_snapshot(key) or not self.cache.has_page(key):
+                return
+        elif not self.limits.snapshot_outputs or position == sequence.num_given:
+            return
+        if not self._make_room(RecordKind.SNAPSHOT, 1):
+            return
+        ref = self._reserve(RecordKind.SNAPSHOT, sequence.holder)
+        self.snapshots.append(StateCopy(sequence.state.record, ref.record))
+        sequence.snapshots.append((position // size, ref))
+
+    def _close_snapshots(self, sequence: Sequence) -> None:
+        """Snapshots whose tokens are known by now join the cache, or end when their content is there already."""
+        for entry in list(sequence.snapshots):
+            boundary, ref = entry
+            if boundary > sequence.num_closed:
+                continue
+            key = sequence.keys[boundary - 1]
+            if self.cache.insert_snapshot(key, ref):
+                self._close(ref, key, boundary * self.limits.page_tokens)
+                self.ledger.hold(ref, CACHE)
+                self.ledger.drop(ref, sequence.holder)
+                sequence.snapshots.remove(entry)
+
+    def _grant(self, sequence: Sequence) -> None:
+        """Source: what is closed by now and not granted yet; at the end the tail page and the state too."""
+        if sequence.spec.mode is not Mode.SOURCE or sequence.last_step != self.number:
+            return
+        if sequence.spec.outputs_left == 1:
+            return  # the first token ends it: nobody needs the records
+        size, count = self.limits.page_tokens, sequence.num_given
+        records = []
+        for index in range(max(sequence.num_granted, sequence.spec.have_prefix), sequence.num_closed):
+            records.append((index, sequence.pages[index], size))
+        sequence.num_granted = sequence.num_closed
+        final = sequence.phase is Phase.HELD
+        if final:
+            assert sequence.state is not None
+            key, tail = (sequence.keys[-1] if sequence.keys else self.state.salt), count % size
+            if tail:
+                key = extend_chain(key, sequence.tokens[count - tail : count])
+                self._close(sequence.pages[-1], key, tail)
+                records.append((len(sequence.pages) - 1, sequence.pages[-1], tail))
+            self._close(sequence.state, key, count)
+            records.append((0, sequence.state, count))
+        for _, ref, _ in records:
+            self.ledger.hold(ref, sequence.lease_holder)
+            sequence.leased.append(ref)
+        if records:
+            self.grants.append(Grant(sequence.id, tuple(records), final))
+
+    def build(self, released: tuple[RecordRef, ...]) -> StepRecord:
+        return StepRecord(
+            number=self.number,
+            rows_freed=tuple(self.rows_freed),
+            released=released,
+            reserved=tuple(self.reserved),
+            filling=tuple(self.filling),
+            committed=tuple(self.committed),
+            reopened=tuple(self.reopened),
+            rows_bound=tuple(self.bound),
+            pages_appended=tuple(self.appended),
+            resumes=tuple(self.resumes),
+            batches=(Batch(tuple(self.work)),) if self.work else (),
+            snapshots=tuple(self.snapshots),
+            closed=tuple(self.closed),
+            pulls=tuple(self.pulls),
+        )
