@@ -36,7 +36,7 @@ $(LOCKED): uv.lock pyproject.toml | $(UV)
 up: $(LOCKED) ## start gateway, prefill and decode here, ask the sample question, keep serving (ARGS="--port 9000")
 	$(BIN)/sluice up --ask-sample $(ARGS)
 
-check: $(LOCKED) ## format, lint, types, imports, generated files, fast tests: under a minute
+check: $(LOCKED) ## format, lint, types, imports, generated files, fast tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p sluice_records -p sluice_protocol -p sluice_kernels -p sluice_engine -p sluice_prefill -p sluice_decode -p sluice_gateway -p sluice_cli

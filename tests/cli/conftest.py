@@ -20,6 +20,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SLUICE = (sys.executable, "-m", "sluice_cli")
 LIMIT_S = 60.0
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # run in the background of a script; children inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _wait(check: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
