@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
 
 from sluice_kernels.view import LayerView, RecordTable, SectionView
 from sluice_records import (
@@ -22,8 +21,6 @@ from sluice_records import (
 
 torch.set_num_threads(1)
 # Machines are shared: how long an example takes is no result.
-settings.register_profile("shared", deadline=None)
-settings.load_profile("shared")
 LAYERS = (LayerKind.SLIDING, LayerKind.CSA, LayerKind.HCA)
 SLIDING, CSA, HCA = range(3)
 ROWS, PAGES = 3, 6

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
 from safetensors.torch import save_file
 
 from sluice_engine.model.config import ModelConfig, load_model_config
@@ -26,8 +25,6 @@ from sluice_records import CachePrecision, Layouts, Perturbation, PoolPlan, Reco
 
 torch.set_num_threads(1)
 # Machines are shared: how long an example takes is no result.
-settings.register_profile("shared", deadline=None)
-settings.load_profile("shared")
 
 CSA, HCA, SLIDING = "compressed_sparse_attention", "heavily_compressed_attention", "sliding_attention"
 TINY: dict[str, Any] = {

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from sluice_records import (
@@ -16,8 +15,6 @@ from sluice_records import (
 )
 
 # Machines are shared: how long an example takes is no result.
-settings.register_profile("shared", deadline=None)
-settings.load_profile("shared")
 
 
 @st.composite
