@@ -20,7 +20,6 @@ from sluice_records import (
 )
 
 torch.set_num_threads(1)
-# Machines are shared: how long an example takes is no result.
 LAYERS = (LayerKind.SLIDING, LayerKind.CSA, LayerKind.HCA)
 SLIDING, CSA, HCA = range(3)
 ROWS, PAGES = 3, 6

@@ -24,7 +24,6 @@ from sluice_engine.views import BatchRecords, PoolViews
 from sluice_records import CachePrecision, Layouts, Perturbation, PoolPlan, RecordKind, build_layouts
 
 torch.set_num_threads(1)
-# Machines are shared: how long an example takes is no result.
 
 CSA, HCA, SLIDING = "compressed_sparse_attention", "heavily_compressed_attention", "sliding_attention"
 TINY: dict[str, Any] = {

@@ -14,8 +14,6 @@ from sluice_records import (
     build_layouts,
 )
 
-# Machines are shared: how long an example takes is no result.
-
 
 @st.composite
 def geometries(draw: st.DrawFn) -> CacheGeometry:
