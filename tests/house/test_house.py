@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from sluice_gateway.reasons import POLICIES
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("records", "protocol", "kernels", "engine", "services", "tools/cli")
@@ -69,3 +72,16 @@ def test_every_target_is_documented():
     targets = [line for line in lines if line[:1].islower() and ":" in line and ":=" not in line.split("#")[0]]
     undocumented = [line for line in targets if "## " not in line and not line.startswith(("export", "unexport"))]
     assert undocumented == []
+
+
+def test_every_reason_that_an_engine_gives_is_classified_by_the_gateway():
+    """Literals of refusals and of failed rooms; an unknown one would be retried as if it were a fault."""
+    given = set()
+    for path in (ROOT / "engine" / "sluice_engine").rglob("*.py"):
+        text = path.read_text()
+        given |= set(re.findall(r'Refused\(\s*"([A-Z][A-Za-z]+)"', text))
+        given |= set(re.findall(r'on_failed\([^)]*?"([A-Z][A-Za-z]+)"', text))
+        given |= set(re.findall(r'_why(?:, last)? = \(+"([A-Z][A-Za-z]+)"', text))
+        given |= set(re.findall(r'EndReason\.\w+, "([A-Z][A-Za-z]+)"', text))
+    assert len(given) > 12
+    assert given - POLICIES.keys() == set()
