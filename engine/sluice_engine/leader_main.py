@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -21,22 +20,18 @@ import uvloop
 
 from sluice_engine.errors import RankFault
 from sluice_engine.leader import Leader
-from sluice_engine.processes import die_with_parent
+from sluice_engine.processes import die_with_parent, say
 from sluice_engine.rank import LoadProgress, RankMessage
 from sluice_engine.rank_server import RankServer
 from sluice_engine.server import start_engine_server
 from sluice_engine.spec import EngineSpec, load_spec, resolve
-from sluice_protocol.generate import EngineHello, Role
+from sluice_protocol.generate import EngineHello
 
 if TYPE_CHECKING:
     from sluice_engine.transport import Transport
 
 DRAIN_S = 20.0
 SWITCH_S = 0.0005
-
-
-def say(event: str, **fields: object) -> None:
-    print(json.dumps({"event": event, **fields}), flush=True)
 
 
 def cause(error: Exception) -> dict[str, object]:
@@ -102,7 +97,7 @@ class LeaderProcess:
     def _hello(self) -> EngineHello:
         transport = self.transport
         return EngineHello(
-            role=Role(self.spec.role),
+            role=self.spec.role,
             fingerprint=self.resolved.fingerprint,
             incarnation=self.start_id,
             max_context_tokens=self.resolved.limits.max_context_tokens,

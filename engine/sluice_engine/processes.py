@@ -14,6 +14,11 @@ PR_SET_PDEATHSIG = 1
 MAX_EVENT_BYTES = 1 << 20
 
 
+def say(event: str, **fields: object) -> None:
+    """One JSON line on stdout, for whoever started this process."""
+    print(json.dumps({"event": event, **fields}), flush=True)
+
+
 def die_with_parent(parent: int, sig: signal.Signals = signal.SIGKILL) -> None:
     """From now on this process gets `sig` when `parent` (its present parent) dies; exits if that has happened."""
     libc = ctypes.CDLL(None, use_errno=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -85,14 +86,20 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.role is not Role.UNIFIED
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ResolvedEngine:
-    """What follows from a spec and the files it names."""
+    """What follows from a spec and the files it names. `facts`: those of the fingerprint, the weights aside."""
 
+    spec: EngineSpec
     layouts: Layouts
     pools: PoolPlan
     limits: Limits
-    fingerprint: Fingerprint
+    facts: tuple[tuple[str, str], ...]
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """Reads the weights: of an engine's processes only the leader asks."""
+        return Fingerprint.of(dict(self.facts) | {"model": _revision(self.spec)})
 
 
 def load_spec(path: Path) -> EngineSpec:
@@ -104,10 +111,10 @@ def load_spec(path: Path) -> EngineSpec:
 
 def resolve(spec: EngineSpec) -> ResolvedEngine:
     """Raises SpecError (or the model's own error) that names the field and the remedy."""
-    geometry, vocab_size, max_context, facts = _read_model(spec)
+    geometry, vocab_size, max_context, dtype = _read_model(spec)
     page_tokens = spec.page_tokens or default_page_tokens(geometry)
     try:
-        precision = CachePrecision.parse(spec.precision or facts["dtype"])
+        precision = CachePrecision.parse(spec.precision or dtype)
         perturbation = None if spec.perturb is None else Perturbation(spec.perturb)
         layouts = build_layouts(geometry, precision, page_tokens, perturbation=perturbation)
     except (GeometryError, ValueError) as error:
@@ -117,10 +124,13 @@ def resolve(spec: EngineSpec) -> ResolvedEngine:
         pools = _pools(spec, layouts, limits)
     except BudgetError as error:
         raise SpecError(str(error)) from error
-    for kind in RecordKind:
-        facts[f"layout.{kind.value}"] = layouts[kind].format_id
-    facts |= {"page_tokens": str(page_tokens), "engine_protocol": ENGINE_PROTOCOL, "precision": str(precision)}
-    return ResolvedEngine(layouts, pools, limits, Fingerprint.of(facts))
+    facts = {f"layout.{kind.value}": layouts[kind].format_id for kind in RecordKind} | {
+        "dtype": dtype,
+        "page_tokens": str(page_tokens),
+        "engine_protocol": ENGINE_PROTOCOL,
+        "precision": str(precision),
+    }
+    return ResolvedEngine(spec, layouts, pools, limits, tuple(facts.items()))
 
 
 def default_page_tokens(geometry: CacheGeometry) -> int:
@@ -129,14 +139,13 @@ def default_page_tokens(geometry: CacheGeometry) -> int:
     return -(-least // geometry.page_multiple) * geometry.page_multiple
 
 
-def _read_model(spec: EngineSpec) -> tuple[CacheGeometry, int, int, dict[str, str]]:
-    """(geometry, vocabulary size, longest context, facts for the fingerprint)."""
+def _read_model(spec: EngineSpec) -> tuple[CacheGeometry, int, int, str]:
+    """(geometry, vocabulary size, longest context, precision of the weights)."""
     if spec.scripted is not None:
         geometry = SCRIPTED_GEOMETRY
         if spec.scripted.config:
             geometry = load_model_config(Path(spec.scripted.config)).geometry()
-        revision = config_digest(msgspec.json.encode(spec.scripted))
-        return geometry, spec.scripted.vocab_size, 1 << 20, {"model": f"scripted:{revision}", "dtype": "fp32"}
+        return geometry, spec.scripted.vocab_size, 1 << 20, "fp32"
     if not spec.model:
         raise SpecError("neither model nor scripted is set: name a model directory")
     directory = Path(spec.model)
@@ -144,8 +153,13 @@ def _read_model(spec: EngineSpec) -> tuple[CacheGeometry, int, int, dict[str, st
     dtype = {"float32": "fp32", "bfloat16": "bf16"}.get(config.dtype)
     if dtype is None:
         raise SpecError(f"dtype {config.dtype!r} of {directory} has no record precision of its own: set precision")
-    facts = {"model": revision_digest(directory), "dtype": dtype}
-    return config.geometry(), config.vocab_size, config.max_position_embeddings, facts
+    return config.geometry(), config.vocab_size, config.max_position_embeddings, dtype
+
+
+def _revision(spec: EngineSpec) -> str:
+    if spec.scripted is not None:
+        return f"scripted:{config_digest(msgspec.json.encode(spec.scripted))}"
+    return revision_digest(Path(spec.model))
 
 
 def _limits(spec: EngineSpec, page_tokens: int, vocab_size: int, max_context: int) -> Limits:

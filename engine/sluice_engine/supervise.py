@@ -22,7 +22,7 @@ from typing import Any
 
 from sluice_engine.pool import create_memory
 from sluice_engine.probes import ProbeServer, Readiness
-from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, json_lines
+from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, json_lines, say
 from sluice_engine.spec import EngineSpec, load_spec, resolve
 from sluice_engine.transfer.sidecar import EXIT_SPEC, EXIT_UNAVAILABLE
 from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, write_spec
@@ -33,10 +33,6 @@ from sluice_protocol.generate import Role
 SIDECAR_DEATHS, SIDECAR_WINDOW_S = 5, 60.0
 STOP_S = 25.0
 ZYGOTE_START_S = 120.0
-
-
-def say(event: str, **fields: object) -> None:
-    print(json.dumps({"event": event, **fields}), flush=True)
 
 
 class ChildDied(Exception):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import struct
 from collections.abc import Iterator
@@ -53,20 +52,6 @@ def _check(head: bytes) -> int:
     if length > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {length} bytes is longer than {MAX_FRAME_BYTES}")
     return int(length)
-
-
-async def read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """As `receive_frame`, for asyncio."""
-    try:
-        head = await reader.readexactly(_LENGTH.size)
-    except asyncio.IncompleteReadError as error:
-        if error.partial:
-            raise FrameError("the stream ended inside a frame") from error
-        return None
-    try:
-        return await reader.readexactly(_check(head))
-    except asyncio.IncompleteReadError as error:
-        raise FrameError("the stream ended inside a frame") from error
 
 
 def split(buffer: bytearray) -> Iterator[bytes]:

@@ -21,7 +21,7 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sluice_engine.processes import die_with_parent
+from sluice_engine.processes import die_with_parent, say
 from sluice_engine.rank import serve
 from sluice_engine.spec import load_spec
 
@@ -239,7 +239,7 @@ def main(argv: list[str] | None = None) -> None:
 
     torch.set_num_threads(1)
     zygote = Zygote(args.socket)
-    print(json.dumps({"event": "zygote-ready", "pid": os.getpid()}), flush=True)
+    say("zygote-ready", pid=os.getpid())
     zygote.run()
 
 

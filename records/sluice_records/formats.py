@@ -76,7 +76,7 @@ def kv_planes(kv: KvFormat, head_dim: int, rope_dim: int) -> tuple[PlaneFormat, 
             nope = head_dim - rope_dim
             return (
                 PlaneFormat(Plane.DATA, nope + rope_dim * 2, "uint8"),
-                PlaneFormat(Plane.SCALES, _align(-(-nope // KV_SCALE_BLOCK), 8), "uint8"),
+                PlaneFormat(Plane.SCALES, align_up(-(-nope // KV_SCALE_BLOCK), 8), "uint8"),
             )
 
 
@@ -96,5 +96,6 @@ def index_planes(index: IndexFormat, dim: int) -> tuple[PlaneFormat, ...]:
             )
 
 
-def _align(value: int, to: int) -> int:
+def align_up(value: int, to: int) -> int:
+    """The next multiple of `to`, `value` itself included."""
     return -(-value // to) * to

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
-from sluice_records.formats import CachePrecision, KvFormat, Plane, PlaneFormat, index_planes, kv_planes
+from sluice_records.formats import CachePrecision, KvFormat, Plane, PlaneFormat, align_up, index_planes, kv_planes
 from sluice_records.geometry import CacheGeometry, GeometryError, LayerKind
 from sluice_records.trailer import TRAILER_BYTES
 
@@ -208,13 +208,9 @@ def _place(
         stride_extra = perturbation.stride_extra
     sections, offset = [], 0
     for section_kind, layer, slots, plane in rows:
-        offset = _align(offset + gap, align)
+        offset = align_up(offset + gap, align)
         sections.append(Section(section_kind, layer, plane.plane, slots, plane.row_bytes, plane.dtype, offset))
         offset += slots * plane.row_bytes
-    trailer_offset = _align(offset + gap, align)
-    stride = _align(trailer_offset + trailer_bytes + stride_extra, stride_align)
+    trailer_offset = align_up(offset + gap, align)
+    stride = align_up(trailer_offset + trailer_bytes + stride_extra, stride_align)
     return RecordLayout(kind, page_tokens, tuple(sections), trailer_offset, trailer_bytes, stride)
-
-
-def _align(value: int, to: int) -> int:
-    return -(-value // to) * to

@@ -40,7 +40,6 @@ class LeaseThread:
         self._leader_loop = leader_loop
         self._on_death = on_death
         self._loop = uvloop.new_event_loop()
-        self._stopping = False
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
     def start(self) -> None:
@@ -65,19 +64,13 @@ class LeaseThread:
         except Exception as error:
             self._leader_loop.call_soon_threadsafe(self._on_death, error)
 
-    def stop(self) -> None:
-        self._stopping = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=5)
-
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.call_soon(self._tick)
         try:
             self._loop.run_forever()
         finally:
-            if not self._stopping:
-                self._leader_loop.call_soon_threadsafe(self._on_death, LeaseThreadDead("the lease loop ended"))
+            self._leader_loop.call_soon_threadsafe(self._on_death, LeaseThreadDead("the lease loop ended"))
 
     def _tick(self) -> None:
         self.last_tick = time.monotonic()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sluice_gateway.fleet import Engine, Pair
-from sluice_gateway.route import NO_ROOM, BlockKeys, NoRoute, Wanted, choose_pair
+from sluice_gateway.route import BlockKeys, NoRoute, Wanted, choose_pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,3 @@ def wake_at(waiting: Iterable[Waiting], now: float) -> float | None:
     """The next moment at which an entry expires or becomes ready."""
     times = [t for entry in waiting for t in (entry.deadline, entry.not_before, entry.calm_at) if t > now]
     return min(times, default=None)
-
-
-def is_full(idle: Idle) -> bool:
-    return idle.reason is not None and idle.reason.reason == NO_ROOM
