@@ -116,6 +116,8 @@ class Leader:
             return Refused("WrongRole", "a prefill engine serves leases, not Generate: ask a decode engine")
         if mode is Mode.READER and not request.source_address:
             return Refused("NoSource", "source_address is empty: a decode engine needs its pair's prefill engine")
+        if request.gateway_id not in self.sinks:
+            return Refused("NotAttached", f"gateway {request.gateway_id!r} has no Attach stream here", 50)
         spec = SequenceSpec(self._next_sequence, mode, request.prompt_ids, request.output_ids, request.sampling)
         refused = self.admit(spec)
         if refused is not None:

@@ -137,6 +137,23 @@ def test_a_gateway_without_its_attach_stream_gets_nothing_more():
         engine.settled()
 
 
+def test_a_gateway_that_never_attached_is_refused_at_once():
+    """Its tokens would have no way: nothing may run for it."""
+    with RunningStack() as stack:
+        engine = stack.start("unified")[0]
+        with BareGateway(engine) as gateway:
+            request = engine_pb2.GenerateRequest(
+                request_id="r",
+                gateway_id="stranger",
+                prompt_ids=[1, 2, 3],
+                sampling=engine_pb2.Sampling(max_tokens=5, top_p=1.0, repetition_penalty=1.0),
+            )
+            refused = list(gateway.stub.Generate(request, metadata=METADATA, timeout=30))[-1].refused
+            assert refused.reason == "NotAttached"
+            assert refused.retry_after_ms > 0
+        engine.settled()
+
+
 def test_the_ttl_ends_a_lease_whose_reader_does_not_read():
     """Byte stream: the reader fetches and takes nothing; its records go back with the ttl all the same."""
     with RunningStack(spec={"transport": "stream", "memory_bytes": 64 << 20}) as stack:
