@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 from stack_double import KEY, EngineProcess, RunningStack, eventually
+from stopped import stop_process
 
 from sluice_engine.grpc_options import KEY_HEADER
 from sluice_protocol.codec import encode_sampling
@@ -91,7 +92,7 @@ def test_a_client_goes_while_queued(slow):
 def test_a_client_goes_while_pulling(slow):
     """The reader's sidecar is stopped, so that the pull cannot end; then it goes on and finds nobody waiting."""
     sidecar = slow.engines["decode-0"].pid("sidecar")
-    os.kill(sidecar, signal.SIGSTOP)
+    stop_process(sidecar)
     try:
         stream = slow.chat(LONG + "2", max_tokens=50)
         assert next(iter(stream))  # the first token comes from prefill, before the pull ends

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stopped import stop_process
 from transfer_double import KEY, PLAN, fill, item, new_memory, tiny_layouts
 
 from sluice_engine.pool import RecordPool
@@ -141,7 +142,11 @@ class Sidecar:
         return event
 
     def signal(self, number: signal.Signals) -> None:
-        os.kill(self.process.pid, number)
+        """After SIGSTOP no thread of it answers any more."""
+        if number is signal.SIGSTOP:
+            stop_process(self.process.pid)
+        else:
+            os.kill(self.process.pid, number)
 
     def kill(self) -> None:
         """The fence: after this returns nothing lands any more."""
