@@ -13,8 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sluice_engine import hooks
 from sluice_engine.admission import admit
 from sluice_engine.errors import EngineError, LedgerError, RankFault
+from sluice_engine.health.layout import Readiness
+from sluice_engine.health.marks import LeaderMarks
+from sluice_engine.inspect import summary
 from sluice_engine.ledger import Ledger
 from sluice_engine.publish import Published, Stream, publish_step, publish_token
 from sluice_engine.rooms import Rooms
@@ -76,12 +80,14 @@ class Leader:
         incarnation: str,
         *,
         clock: Callable[[], float] = time.monotonic,
+        marks: LeaderMarks | None = None,
         on_death: Callable[[Exception], None],
     ) -> None:
         self.spec = spec
         self.resolved = resolved
         self.incarnation = incarnation
         self.clock = clock
+        self.marks = marks or LeaderMarks(None)
         self.state = SchedulerState(
             resolved.limits, resolved.layouts, resolved.fingerprint.digest, Ledger(resolved.pools)
         )
@@ -128,6 +134,17 @@ class Leader:
         generation.route = Route(decode_pid=self.rooms.pid)
         self.generations[spec.id], self.streams[spec.id] = generation, stream
         return generation
+
+    async def run_alone(self, spec: SequenceSpec) -> Ended:
+        """A sequence of the engine's own: no gateway hears of its tokens. `spec.id` must be `next_sequence`'s."""
+        refused = self.admit(spec)
+        if refused is not None:
+            return Ended(EndReason.FAILED, 0, 0, refused.reason, refused.detail, Route())
+        stream = Stream(self._next_stream, "", spec)
+        self._next_stream += 1
+        generation = Generation(spec.id, stream, self._loop.create_future(), self.clock())
+        self.generations[spec.id], self.streams[spec.id] = generation, stream
+        return await generation.ended
 
     def admit(self, spec: SequenceSpec) -> Refused | None:
         """`spec.id` must be `next_sequence`'s; counts it."""
@@ -184,6 +201,8 @@ class Leader:
     # -- the loop --------------------------------------------------------------------------------------------------
 
     def _kick(self) -> None:
+        if hooks.holds("leader.kick"):
+            return
         if not self._turn_due and not self._awaiting:
             self._turn_due = True
             self._loop.call_soon(self._turn)
@@ -198,24 +217,54 @@ class Leader:
             self.die(error)
 
     def _plan_and_send(self) -> None:
+        self.marks.planning()
         while self._results and self._results[0].number <= self.state.visible_through:
             self._facts.append(StepDone(self._results.popleft()))
         facts, self._facts = self._facts, []
+        hooks.reach("leader.plan")
         self.state, planned = plan(self.state, facts)
         for gone in planned.gone:
             self._on_gone(gone)
         self.rooms.on_plan(planned)
         if planned.record.is_empty:
+            self.marks.resting(self._runnable())
             if planned.progressed or (self._results and self._results[0].number <= self.state.visible_through):
                 self._kick()  # else only a fact can change anything, and brings its own turn
             elif not self.state.sequences:
                 self._check_when_idle()
             return
-        frame, self._chain = encode_step(planned.record, self._chain)
+        chain = self._chain
+        frame, self._chain = encode_step(planned.record, chain)
+        frame = hooks.change("leader.frame", frame)
         self._planned, self._sent_at = planned, self.clock()
         self._awaiting = {link.rank: None for link in self.ranks}
         for link in self.ranks:
             link.send(frame)
+        tokens = sum(work.q_len for batch in planned.record.batches for work in batch.rows)
+        self.marks.sent(planned.record.number, frame, chain, tokens, sum(len(b.rows) for b in planned.record.batches))
+
+    def _runnable(self) -> int:
+        """Sequences that a plan could advance now: those that compute, and those that wait though there is room."""
+        state = self.state
+        if not state.waiting or not state.free_rows:
+            return int(state.can_run and not state.stalled)
+        head = state.sequences[state.waiting[0]]
+        pages, states = (state.ledger.num_free(kind) for kind in (RecordKind.PAGE, RecordKind.STATE))
+        fits = bool(states) and state.limits.pages_for(len(head.tokens)) <= pages
+        return len(state.waiting) if fits else int(state.can_run and not state.stalled)
+
+    def look_after(self) -> None:
+        """From a timer, whether or not there is work: the marks that say that this loop turns, and the mirrors."""
+        hooks.reach("leader.turn")
+        self.marks.row.tick()
+        if not self._awaiting:
+            self.marks.resting(self._runnable())
+        self.mirror_books()
+
+    def mirror_books(self, *, now: bool = False) -> None:
+        """At most every MIRROR_S, for it is not free."""
+        if now or self.marks.is_mirror_due():
+            self.marks.mirror(summary(self), self.rooms.describe())
 
     def _check_when_idle(self) -> None:
         """The books, once nothing has happened for IDLE_CHECK_S: looking at every record takes milliseconds."""
@@ -253,7 +302,10 @@ class Leader:
         for other in results[1:]:
             if (other.sampled, other.digests) != (first.sampled, first.digests):
                 raise ReplicaDivergence(f"step {first.number}: ranks {first.rank} and {other.rank} differ")
-        self._step_times.append(self.clock() - self._sent_at)
+        elapsed = self.clock() - self._sent_at
+        self._step_times.append(elapsed)
+        self.marks.done(first.number, int(elapsed * 1e9))
+        hooks.reach("leader.publish")
         self.counters["steps"] += 1
         self._results.append(first)
         self.rooms.on_result(planned, first)
@@ -312,6 +364,11 @@ class Leader:
     def is_empty(self) -> bool:
         return not self.state.sequences and not self._awaiting
 
+    def oldest_waiting_s(self) -> float:
+        """Of requests without a token yet."""
+        arrivals = [g.arrived for g in self.generations.values() if g.stream.sent == 0]
+        return self.clock() - min(arrivals) if arrivals else 0.0
+
     def load(self) -> Load:
         pages = self.state.ledger.count(RecordKind.PAGE)
         waiting = [g for g in self.generations.values() if g.stream.sent == 0]
@@ -323,8 +380,9 @@ class Leader:
             max_running=self.resolved.limits.max_running,
             free_pages=pages.free,
             total_pages=pages.total,
-            oldest_waiting_s=max((self.clock() - g.arrived for g in waiting), default=0.0),
+            oldest_waiting_s=self.oldest_waiting_s(),
             draining=self.draining,
+            quarantined=self.marks.readiness is not Readiness.READY,
             empty=self.is_empty,
             step_p95_ms=times[int(len(times) * 0.95)] * 1e3 if times else 0.0,
             block_keys=self.state.cache.boundaries(MAX_BOUNDARY_HINTS),

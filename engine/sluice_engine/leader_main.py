@@ -17,21 +17,38 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 import uvloop
+from grpc_health.v1._async import HealthServicer
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from sluice_engine.errors import RankFault
+from sluice_engine import hooks
+from sluice_engine.errors import EngineError, RankFault
+from sluice_engine.health.layout import Phase, Readiness
+from sluice_engine.health.marks import LeaderMarks
+from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.leader import Leader
 from sluice_engine.processes import die_with_parent, say
 from sluice_engine.rank import LoadProgress, RankMessage
 from sluice_engine.rank_server import RankServer
+from sluice_engine.sequence import Mode, SequenceSpec
 from sluice_engine.server import start_engine_server
 from sluice_engine.spec import EngineSpec, load_spec, resolve
-from sluice_protocol.generate import EngineHello
+from sluice_protocol.generate import EndReason, EngineHello
+from sluice_protocol.sampling import Sampling
 
 if TYPE_CHECKING:
     from sluice_engine.transport import Transport
 
 DRAIN_S = 20.0
+LOOK_S = 0.25
 SWITCH_S = 0.0005
+
+
+SERVING, NOT_SERVING = HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING
+
+
+class WarmUpFailed(EngineError):
+    """The first real steps of this engine did not make a token."""
 
 
 def cause(error: Exception) -> dict[str, object]:
@@ -48,13 +65,19 @@ class LeaderProcess:
         self.resolved = resolve(spec)
         self.start_id = uuid.uuid4().hex[:12]
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.leader = Leader(spec, self.resolved, self.start_id, on_death=self.die)
+        recorder = Recorder.attach(spec.recorder_path) if spec.recorder_path.exists() else None
+        cold_ns = int(spec.health.start_s / spec.health.factor * 1e9)
+        self.marks = LeaderMarks(recorder, cold_ns)
+        self.leader = Leader(spec, self.resolved, self.start_id, on_death=self.die, marks=self.marks)
+        self._health = HealthServicer()
         self.ranks = RankServer(1, self.leader.on_result, self.die, self._progress)
         self.transport: Transport | None = None
         self._servers: list[grpc.aio.Server] = []
 
     async def run(self) -> int:
         """Until drained or dead: the exit status."""
+        self.marks.row.begin(Phase.STARTING)
+        self._look_after()
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, self._drain)
@@ -77,7 +100,8 @@ class LeaderProcess:
             await self.transport.start()
         await self.ranks.wait_ready()
         leader.ranks.extend(self.ranks.links)
-        server, address = await start_engine_server(leader, self._hello, spec.host, spec.key)
+        await warm_up(leader)
+        server, address = await start_engine_server(leader, self._hello, self._health, spec.host, spec.key)
         self._servers.append(server)
         say(
             "ready",
@@ -89,6 +113,22 @@ class LeaderProcess:
             transport=self.transport.describe() if self.transport else {},
             limits={"pages": self.resolved.pools.pages, "page_tokens": self.resolved.limits.page_tokens},
         )
+
+    def _look_after(self) -> None:
+        """For ever, also while nothing happens."""
+        loop = asyncio.get_running_loop()
+        self.leader.look_after()
+        serving = self.marks.readiness is Readiness.READY and not self.leader.draining
+        following = loop.create_task(self._health.set("", SERVING if serving else NOT_SERVING))
+        self._following = following  # kept until it is done: it only wakes watchers
+        loop.call_later(LOOK_S, self._guarded_look)
+
+    def _guarded_look(self) -> None:
+        """An event loop logs the error of a callback and forgets it: that would be the end of the ticks."""
+        try:
+            self._look_after()
+        except Exception as error:
+            self.die(error)
 
     def _started(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -113,6 +153,8 @@ class LeaderProcess:
 
     def die(self, error: Exception) -> None:
         if not self._ended.done():
+            self.marks.say(f"died: {error}")
+            self.leader.mirror_books(now=True)
             say("died", **cause(error))
             traceback.print_exception(error, file=sys.stderr)
             self._ended.set_result(1)
@@ -137,6 +179,19 @@ class LeaderProcess:
         check()
 
 
+async def warm_up(leader: Leader) -> None:
+    """A prompt through the real step loop, prefill and decode, before anybody is told that this engine is there.
+
+    Shorter than a page, so that nothing of it stays in the cache. Raises WarmUpFailed, for a model whose very first
+    logits are none.
+    """
+    sampling = Sampling(max_tokens=2, temperature=0.0)
+    spec = SequenceSpec(leader.next_sequence, Mode.UNIFIED, (0, 0), (), sampling)
+    ended = await leader.run_alone(spec)
+    if ended.reason is EndReason.FAILED:
+        raise WarmUpFailed(f"{ended.error}: {ended.detail}: does this checkpoint compute at all?")
+
+
 def _want_fence(why: str) -> None:
     """The supervisor kills the sidecar: after its death nothing can land."""
     say("fence-wanted", detail=why)
@@ -156,9 +211,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--parent", type=int, required=True)
     args = parser.parse_args(argv)
     die_with_parent(args.parent)
+    spec = load_spec(args.spec)
+    answer_with_stacks(Path(spec.run_dir), "leader")
+    if spec.faults:
+        hooks.arm(spec.faults)
     # Step loop, lease thread and gRPC's pollers share the interpreter: nobody may wait 5 ms for his turn.
     sys.setswitchinterval(SWITCH_S)
-    uvloop.run(_amain(load_spec(args.spec), args.memory_fd))
+    uvloop.run(_amain(spec, args.memory_fd))
 
 
 if __name__ == "__main__":

@@ -1,63 +1,81 @@
-"""Probe endpoints of the supervisor: plain HTTP/1.1 over asyncio, a handful of paths, no work enqueued by any."""
+"""The supervisor's HTTP: probes for the kubelet, a summary for people, and on a port of its own what may hold prompts.
+
+Plain HTTP/1.1 over asyncio. No path enqueues work anywhere: everything is answered from what the supervisor has read.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
 
 MAX_REQUEST_BYTES = 8192
 READ_S = 2.0
+WRITE_S = 5.0
+JSON = "application/json"
+_WORDS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
-@dataclass(slots=True)
-class Readiness:
-    """What the supervisor knows; verdicts on progress come with their own issue."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    body: bytes
+    content_type: str = JSON
 
-    role: str
-    ready: bool = False
-    draining: bool = False
-    dead: str = ""
+
+def json_answer(status: int, value: object) -> Answer:
+    return Answer(status, json.dumps(value, default=str).encode() + b"\n")
+
+
+Query = Mapping[str, str]
+Route = Callable[[Query], Answer | Awaitable[Answer]]
 
 
 class ProbeServer:
-    def __init__(self, readiness: Readiness) -> None:
-        self._readiness = readiness
+    """`routes`: "GET /path" -> what answers it. Routes must not block; those that take time are awaited."""
+
+    def __init__(self, routes: Mapping[str, Route]) -> None:
+        self._routes = dict(routes)
         self._server: asyncio.Server | None = None
 
-    async def start(self, host: str) -> int:
-        """The port, picked by the system."""
-        self._server = await asyncio.start_server(self._serve, host, 0, limit=MAX_REQUEST_BYTES)
+    async def start(self, host: str, port: int = 0) -> int:
+        """The port; 0 lets the system pick one."""
+        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_REQUEST_BYTES)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
 
-    def answer(self, path: str) -> tuple[int, dict[str, object]]:
-        """(status, body) of one path."""
-        now = self._readiness
-        body: dict[str, object] = {"verdict": "dead" if now.dead else "alive", **asdict(now)}
-        if path in ("/livez", "/health"):
-            return (503 if now.dead else 200), body
-        if path in ("/readyz", "/startupz"):
-            return (200 if now.ready and not now.dead else 503), body
-        return 404, {"error": f"no such path; there are /livez /readyz /startupz /health, not {path[:100]}"}
+    async def answer(self, method: str, target: str) -> Answer:
+        path, _, query = target.partition("?")
+        route = self._routes.get(f"{method} {path}")
+        if route is None:
+            methods = sorted(key.split()[0] for key in self._routes if key.split()[1] == path)
+            if methods:
+                return json_answer(405, {"error": f"{path} takes {' or '.join(methods)}, not {method[:20]}"})
+            paths = " ".join(sorted({key.split()[1] for key in self._routes}))
+            return json_answer(404, {"error": f"no such path; there are {paths}, not {path[:100]}"})
+        told = route(dict(parse_qsl(query)))
+        return told if isinstance(told, Answer) else await told
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), READ_S)
+            async with asyncio.timeout(READ_S):
+                head = await reader.readuntil(b"\r\n\r\n")
             parts = head.split(b"\r\n", 1)[0].split(b" ")
-            path = parts[1].decode("latin-1").partition("?")[0] if len(parts) == 3 else "?"
-            status, body = self.answer(path)
-            payload = json.dumps(body).encode()
-            reason = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}[status]
+            if len(parts) != 3:
+                return
+            answer = await self.answer(parts[0].decode("latin-1"), parts[1].decode("latin-1"))
             writer.write(
-                f"HTTP/1.1 {status} {reason}\r\nContent-Type: application/json\r\n"
-                f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n".encode()
-                + payload
+                f"HTTP/1.1 {answer.status} {_WORDS[answer.status]}\r\nContent-Type: {answer.content_type}\r\n"
+                f"Content-Length: {len(answer.body)}\r\nConnection: close\r\n\r\n".encode()
+                + answer.body
             )
-            await writer.drain()
+            async with asyncio.timeout(WRITE_S):
+                await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             pass  # a probe that is no HTTP gets no answer
         finally:

@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import argparse
 import os
+import select
 import socket
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from sluice_engine import wire
+from sluice_engine import hooks, wire
 from sluice_engine.executor import Executor
+from sluice_engine.health.layout import Field, Phase
+from sluice_engine.health.recorder import Row, rows_of
+from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.mirror import RecordMirror
 from sluice_engine.pool import Pools, map_pools
 from sluice_engine.processes import die_with_parent
 from sluice_engine.scripted import Script, ScriptedModel
 from sluice_engine.spec import EngineSpec, ResolvedEngine, load_spec, resolve
-from sluice_engine.step import BatchModel, StepDivergence, StepResult
+from sluice_engine.step import Batch, BatchModel, SampledRow, StepDivergence, StepResult
+
+KEEPALIVE_MS = 500
 
 
 class RankHello(msgspec.Struct, frozen=True, tag=True):
@@ -78,23 +84,82 @@ def build_model(
     return build_runner(Path(spec.model), resolved.layouts, pools, mirror, threads=spec.threads, progress=progress)
 
 
+class WatchedModel:
+    """The model, with its marks: what the device was given, and what it has completed."""
+
+    def __init__(self, model: BatchModel, loop: Row, device: Row) -> None:
+        self._model, self._loop, self._device = model, loop, device
+        self._completed = 0
+        self.bind, self.append_pages, self.free = model.bind, model.append_pages, model.free
+
+    def run(self, batch: Batch) -> tuple[SampledRow, ...]:
+        self._device.pending(len(batch.rows))
+        self._device.enter(Phase.DEVICE)
+        self._loop.enter(Phase.DEVICE)
+        hooks.reach("rank.device")
+        sampled = self._model.run(batch)
+        self._completed += 1
+        self._device.progress(self._completed)
+        self._device.pending(0)
+        self._device.enter(Phase.IDLE)
+        self._loop.enter(Phase.BOOKKEEPING)
+        return sampled
+
+
+def _frames(sock: socket.socket, loop: Row) -> Iterator[bytes]:
+    """Step records, until the leader is gone. Ticks while none comes."""
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    while True:
+        loop.enter(Phase.RECEIVING)
+        while not poller.poll(KEEPALIVE_MS):
+            loop.tick()
+            hooks.reach("rank.receive")
+        frame = wire.receive_frame(sock)
+        if frame is None:
+            return
+        loop.tick()
+        loop.pending(1)
+        loop.enter(Phase.BOOKKEEPING)
+        hooks.reach("rank.receive")
+        yield frame
+
+
 def serve(spec: EngineSpec, rank: int, memory_fd: int) -> None:
     """Until the leader is gone. A step that cannot be executed is reported, and ends this process."""
+    answer_with_stacks(Path(spec.run_dir), f"rank{rank}")
+    if spec.faults:
+        hooks.arm(spec.faults)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect(spec.socket_path)
 
     def say(message: RankMessage) -> None:
         wire.send_frame(sock, encode_rank_message(message))
 
+    loop, device = rows_of(spec.recorder_path, f"rank{rank}.loop", f"rank{rank}.device")
+    loop.begin(Phase.LOADING)
+    device.begin(Phase.IDLE)
+
+    def progress(loaded: int, total: int) -> None:
+        loop.tick()
+        loop.count(Field.COUNT_A, loaded)
+        say(LoadProgress(rank, loaded, total))
+
     say(RankHello(rank, os.getpid()))
     try:
+        hooks.reach("rank.load")
         resolved = resolve(spec)
         pools, mirror = map_pools(memory_fd, resolved.layouts, resolved.pools), RecordMirror(resolved.pools)
-        model = build_model(spec, resolved, pools, mirror, lambda loaded, total: say(LoadProgress(rank, loaded, total)))
+        model = WatchedModel(build_model(spec, resolved, pools, mirror, progress), loop, device)
         executor = Executor(rank, pools, mirror, model)
         say(RankReady(rank))
-        while (frame := wire.receive_frame(sock)) is not None:
-            say(StepExecuted(executor.execute_frame(frame)))
+        for frame in _frames(sock, loop):
+            result = executor.execute_frame(frame)
+            loop.enter(Phase.REPORTING)
+            hooks.reach("rank.report")
+            say(StepExecuted(result))
+            loop.progress(result.number + 1)
+            loop.pending(0)
     except (BrokenPipeError, ConnectionResetError):
         return  # the leader is gone
     except Exception as error:

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 # A room that makes no end in this time is given up; the gateway's own deadline is usually shorter.
 LEASE_TTL_MS = 300_000
+# Of each side, in a mirror of fixed size.
+MAX_DESCRIBED = 128
 
 
 class SourceLeasePort(Protocol):
@@ -355,6 +357,28 @@ class Rooms:
     def sequence_of(self, lease_id: str) -> int | None:
         room = self._by_lease.get(lease_id)
         return None if room is None else room.sequence
+
+    def describe(self) -> list[dict[str, object]]:
+        """Every room, for the mirror: what it holds, what it waits for."""
+        granting: list[dict[str, object]] = [
+            {"side": "source", "sequence": s, "granted": r.granted, "bytes": r.granted_bytes, "ended": r.ended}
+            for s, r in list(self.sources.items())[:MAX_DESCRIBED]
+        ]
+        reading: list[dict[str, object]] = [
+            {
+                "side": "reader",
+                "sequence": s,
+                "lease": r.lease_id,
+                "granted": r.granted,
+                "total": r.total,
+                "done": r.done,
+                "bytes": r.done_bytes,
+                "state": "committed" if r.committed else "stopped" if r.stopped else "pulling",
+                "source_pid": r.source_pid,
+            }
+            for s, r in list(self.readers.items())[:MAX_DESCRIBED]
+        ]
+        return granting + reading
 
     def summary(self) -> Mapping[str, int]:
         return {"source": len(self.sources), "reader": len(self.readers)}

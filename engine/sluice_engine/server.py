@@ -11,6 +11,8 @@ from typing import Any
 import grpc
 import grpc.aio
 import msgspec
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
 
 from sluice_engine.grpc_options import KEY_HEADER, OPTIONS
 from sluice_engine.inspect import inspect
@@ -31,6 +33,10 @@ from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc
 MAX_BEHIND = 4096
 
 
+# Probes have no key, and learn a word.
+OPEN_TO_ALL = "/grpc.health.v1.Health/"
+
+
 class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Refuses callers without the run's key; compares in constant time."""
 
@@ -42,6 +48,8 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
+        if handler_call_details.method.startswith(OPEN_TO_ALL):  # type: ignore[attr-defined]
+            return await continuation(handler_call_details)
         told = dict(handler_call_details.invocation_metadata or ()).get(KEY_HEADER, "")
         if hmac.compare_digest(told.encode() if isinstance(told, str) else bytes(told), self._key):
             return await continuation(handler_call_details)
@@ -133,11 +141,12 @@ def build_server(key: str) -> grpc.aio.Server:
 
 
 async def start_engine_server(
-    leader: Leader, hello: Callable[[], EngineHello], host: str, key: str
+    leader: Leader, hello: Callable[[], EngineHello], health: HealthServicer, host: str, key: str
 ) -> tuple[grpc.aio.Server, str]:
     """(server, address): a port picked by the system."""
     server = build_server(key)
     engine_pb2_grpc.add_EngineServicer_to_server(EngineService(leader, hello), server)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
     port = server.add_insecure_port(f"{host}:0")
     await server.start()
     return server, f"{host}:{port}"

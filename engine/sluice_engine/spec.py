@@ -10,6 +10,7 @@ import msgspec
 
 from sluice_engine.errors import SpecError
 from sluice_engine.fingerprint import config_digest, revision_digest
+from sluice_engine.health.layout import FILE_NAME as RECORDER_FILE
 from sluice_engine.limits import Limits, SnapshotPolicy
 from sluice_engine.model.config import load_model_config
 from sluice_protocol.fingerprint import Fingerprint
@@ -43,11 +44,33 @@ class ScriptedSpec(msgspec.Struct, frozen=True):
     config: str = ""
 
 
+class HealthSpec(msgspec.Struct, frozen=True):
+    """Budgets of the verdict, and what is kept. `floor_s`: nothing is called wedged earlier. `factor`: over the time
+    that a step should take. `start_s`: a start that loads nothing. `evidence_dir`: else `evidence` in `run_dir`.
+
+    `quarantine_s` 0: never; else after `quarantine_after` incidents within `quarantine_window_s` the supervisor stays
+    up, not ready, for so long. `termination_path`: a file that gets the one-line cause of death.
+    """
+
+    floor_s: float = 30.0
+    factor: float = 20.0
+    start_s: float = 120.0
+    evidence_dir: str = ""
+    max_bundles: int = 5
+    max_bundle_mib: int = 64
+    quarantine_after: int = 3
+    quarantine_window_s: float = 600.0
+    quarantine_s: float = 600.0
+    termination_path: str = ""
+    debug_port: int = 0
+
+
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Zeros and empty strings mean: derived from the model.
 
     `model`: a directory as Hugging Face lays it out. `memory_bytes`: of all pools. `transport`: nixl | stream.
-    `verify`: full | sample. `key`: shared by everything that one `sluice up` starts.
+    `verify`: full | sample. `key`: shared by everything that one `sluice up` starts. `faults`: a directory to take
+    orders from, where a fault package is installed (hooks.py).
     """
 
     role: Role
@@ -70,6 +93,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     threads: int = 1
     perturb: int | None = None
+    health: HealthSpec = HealthSpec()
+    faults: str = ""
 
     @property
     def socket_path(self) -> str:
@@ -80,6 +105,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     def sidecar_path(self) -> str:
         """Where the leader finds the transport sidecar."""
         return str(Path(self.run_dir) / "transport.sock")
+
+    @property
+    def recorder_path(self) -> Path:
+        """The flight recorder: created by the supervisor, written by everybody."""
+        return Path(self.run_dir) / RECORDER_FILE
 
     @property
     def has_transport(self) -> bool:

@@ -1,7 +1,8 @@
 """The supervisor: starts the processes of one engine, watches them, answers probes. No torch, no gRPC, no requests.
 
-If one of them dies the engine is dead: the others are ended and this process exits with 1 and a cause. The transport
-sidecar alone is started again, for its death is also the fence.
+If one of them dies or freezes with work pending, evidence is kept, the cause is said, and this process exits: 1 for a
+death, 3 for a wedge. The transport sidecar alone is started again, for its death is also the fence; but when one of its
+threads has ended, that is a death like any other.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -20,11 +22,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from sluice_engine import hooks
+from sluice_engine.health.evidence import EvidenceLimits
+from sluice_engine.health.guard import Guard, Policy, Service
+from sluice_engine.health.incidents import QuarantinePolicy
+from sluice_engine.health.reading import Exit
+from sluice_engine.health.verdict import Budgets, Verdict
+from sluice_engine.health.watched import Reason, engine_rows
 from sluice_engine.pool import create_memory
-from sluice_engine.probes import ProbeServer, Readiness
 from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, json_lines, say
-from sluice_engine.spec import EngineSpec, load_spec, resolve
-from sluice_engine.transfer.sidecar import EXIT_SPEC, EXIT_UNAVAILABLE
+from sluice_engine.spec import EngineSpec, HealthSpec, load_spec, resolve
+from sluice_engine.transfer.sidecar import EXIT_SPEC, EXIT_THREAD_DIED, EXIT_UNAVAILABLE
 from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, write_spec
 from sluice_engine.transfer.verify import VerifyLevel, VerifyPolicy
 from sluice_protocol.generate import Role
@@ -33,12 +43,27 @@ from sluice_protocol.generate import Role
 SIDECAR_DEATHS, SIDECAR_WINDOW_S = 5, 60.0
 STOP_S = 25.0
 ZYGOTE_START_S = 120.0
+# One death brings others about: so long the last words of all are waited for before one of them is blamed.
+SETTLE_S = 0.5
 
 
 class ChildDied(Exception):
-    def __init__(self, what: str, status: int | None, detail: str = "") -> None:
-        super().__init__(f"{what} ended with {status}{': ' if detail else ''}{detail}")
-        self.what, self.status, self.detail = what, status, detail
+    """`process`: as the recorder's rows call it."""
+
+    def __init__(self, process: str, status: int | None, reason: str = "", detail: str = "") -> None:
+        super().__init__(f"{process} ended with {status}{': ' if detail else ''}{detail}")
+        self.exit = Exit(process, status, reason, detail)
+
+
+def policy_of(health: HealthSpec) -> Policy:
+    return Policy(
+        Budgets(health.floor_s, health.factor, health.start_s),
+        QuarantinePolicy(health.quarantine_after, health.quarantine_window_s, health.quarantine_s),
+        EvidenceLimits(health.max_bundles, health.max_bundle_mib << 20),
+        Path(health.evidence_dir) if health.evidence_dir else None,
+        Path(health.termination_path) if health.termination_path else None,
+        health.debug_port,
+    )
 
 
 class Supervisor:
@@ -50,21 +75,48 @@ class Supervisor:
         self._start_id = uuid.uuid4().hex[:12]
         self._memory = -1
         self._processes: dict[str, asyncio.subprocess.Process] = {}
-        self._stopping = asyncio.Event()
-        self._cause = ""
+        self._rank_pids: dict[int, int] = {}
+        self._rank_fds: list[int] = []
+        self._last_words: dict[str, tuple[str, str]] = {}  # process -> reason, detail
         self._sidecar_counter = 0
-        self.readiness = Readiness(role=spec.role.value)
-        self._probes = ProbeServer(self.readiness)
+        self._fingerprint: object = None
+        service = Service(
+            spec.name,
+            spec.role.value,
+            Path(spec.run_dir),
+            engine_rows(spec.role, spec.transport),
+            self.pids,
+            self._about,
+        )
+        self.guard = Guard(service, policy_of(spec.health))
+        self._stopping = self.guard.stopping
+
+    def pids(self) -> dict[str, int]:
+        """Of what lives now."""
+        told = {name: p.pid for name, p in self._processes.items() if p.returncode is None}
+        return told | {f"rank{rank}": pid for rank, pid in self._rank_pids.items()}
+
+    def _about(self) -> dict[str, object]:
+        """For a bundle: the config without its secret."""
+        spec = json.loads(msgspec.json.encode(self.spec))
+        return {"spec": spec | {"key": "(not told)"}, "facts": dict(self._resolved.facts), "ready": self._fingerprint}
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, self._stopping.set)
         self._memory = create_memory(self._resolved.layouts, self._resolved.pools, self.spec.name)
-        port = await self._probes.start(self.spec.host)
-        say("supervising", pid=os.getpid(), name=self.spec.name, probes=f"http://{self.spec.host}:{port}")
+        await self.guard.start(self.spec.host)
+        say(
+            "supervising",
+            pid=os.getpid(),
+            name=self.spec.name,
+            probes=f"http://{self.spec.host}:{self.guard.probe_port}",
+            debug=f"http://127.0.0.1:{self.guard.debug_port}",
+        )
         tasks: list[asyncio.Task[Any]] = [loop.create_task(self._stopping.wait())]
         try:
+            tasks.append(loop.create_task(self.guard.run()))
             leader = await self._spawn_leader()
             tasks.append(loop.create_task(self._watch("leader", leader)))
             if self.spec.has_transport and self.spec.transport == "nixl":
@@ -77,17 +129,17 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._kill_all()
-            await self._probes.stop()
+            await self.guard.stop()
             os.close(self._memory)
 
     async def _end(self, tasks: list[asyncio.Task[Any]]) -> int:
-        """After a wish to stop or the first death."""
-        self.readiness.ready = False
-        for task in tasks[1:]:
-            if task.done() and (error := task.exception()) is not None:
-                self.readiness.dead = str(error)
-                say("died", cause=self._cause or str(error))
-                return 1
+        """After a wish to stop, the first death, or a verdict."""
+        if not self._stopping.is_set():
+            verdict = await self._fatal(tasks[1], tasks[2:])
+            status = await self.guard.close(verdict)
+            say("died", cause=str(verdict))
+            return status
+        self.guard.drain()
         leader = self._processes["leader"]
         if leader.returncode is None:
             leader.terminate()
@@ -95,6 +147,20 @@ class Supervisor:
                 await asyncio.wait_for(leader.wait(), STOP_S)
         say("stopped")
         return 0
+
+    async def _fatal(self, watching: asyncio.Task[Verdict], children: list[asyncio.Task[Any]]) -> Verdict:
+        """A verdict on what is wedged, or on who died first. Raises what was no death but a defect of ours."""
+        if watching.done():
+            return watching.result()
+        await asyncio.wait(children, timeout=SETTLE_S, return_when=asyncio.ALL_COMPLETED)
+        deaths = [error for task in children if task.done() and (error := task.exception()) is not None]
+        for error in deaths:
+            if not isinstance(error, ChildDied):
+                raise error
+        for gone in _first_cause([error.exit for error in deaths if isinstance(error, ChildDied)]):
+            self.guard.exited(gone)
+        watching.cancel()
+        return self.guard.watch.look()
 
     # -- children --------------------------------------------------------------------------------------------------
 
@@ -115,23 +181,25 @@ class Supervisor:
             if event["event"] == "listening":
                 break
         else:
-            raise ChildDied("leader", await leader.wait())
+            raise ChildDied("leader", await leader.wait(), *self._last_words.get("leader", ()))
         return leader
 
     async def _watch(self, name: str, process: asyncio.subprocess.Process) -> None:
         async for event in _events(process):
             if event["event"] == "ready":
-                self.readiness.ready = True
+                self._fingerprint = event
+                self.guard.started()
+                event |= {"probes": self.guard.probe_port, "debug": self.guard.debug_port}
             elif event["event"] == "died":
-                self._cause = f"{event.get('reason')}: {event.get('detail')}"
+                self._last_words[name] = str(event.get("reason")), str(event.get("detail"))
             elif event["event"] == "fence-wanted":
                 self._fence()
             elif event["event"] == "draining":
-                self.readiness.draining, self.readiness.ready = True, False
+                self.guard.drain()
             print(json.dumps(event), flush=True)
         status = await process.wait()
         if not self._stopping.is_set():
-            raise ChildDied(name, status)
+            raise ChildDied(name, status, *self._last_words.get(name, ()))
 
     def _fence(self) -> None:
         """After its death nothing can land any more; `_keep_sidecar` starts the next one."""
@@ -150,14 +218,15 @@ class Supervisor:
             status = await process.wait()
             if self._stopping.is_set():
                 return
-            if status in (EXIT_SPEC, EXIT_UNAVAILABLE):
-                self._cause = f"{last.get('reason')}: {last.get('detail')}"
-                raise ChildDied("transport sidecar", status, self._cause)
+            if status in (EXIT_SPEC, EXIT_UNAVAILABLE, EXIT_THREAD_DIED):
+                raise ChildDied("sidecar", status, str(last.get("reason")), str(last.get("detail")))
+            self.guard.event(f"sidecar died with {status}; it is started again")
             now = loop.time()
             deaths = [t for t in deaths if now - t < SIDECAR_WINDOW_S] + [now]
             say("sidecar-died", status=status, deaths=len(deaths))
             if len(deaths) >= SIDECAR_DEATHS:
-                raise ChildDied("transport sidecar", status, f"{len(deaths)} times within {SIDECAR_WINDOW_S:.0f} s")
+                detail = f"{len(deaths)} times within {SIDECAR_WINDOW_S:.0f} s"
+                raise ChildDied("sidecar", status, Reason.SIDECAR_DEAD, detail)
 
     async def _spawn_sidecar(self) -> asyncio.subprocess.Process:
         spec, resolved = self.spec, self._resolved
@@ -176,6 +245,7 @@ class Supervisor:
             argv = (
                 *("-m", "sluice_engine.transfer.sidecar", "--spec-fd", str(fd)),
                 *("--memory-fd", str(self._memory), "--socket", spec.sidecar_path),
+                *("--recorder", str(spec.recorder_path), *(["--faults", spec.faults] if spec.faults else [])),
             )
             return await self._exec("sidecar", *argv, pass_fds=(self._memory, fd))
         finally:
@@ -193,7 +263,7 @@ class Supervisor:
         else:
             status = await self._fork_rank(rank)
         if not self._stopping.is_set():
-            raise ChildDied(f"rank {rank}", status)
+            raise ChildDied(f"rank{rank}", status)
 
     async def _fork_rank(self, rank: int) -> int | None:
         path = self._zygote_path or await self._start_zygote()
@@ -203,12 +273,23 @@ class Supervisor:
             request = json.dumps({"spec": str(self._spec_path), "rank": rank}).encode() + b"\n"
             socket.send_fds(sock, [request], [self._memory])
             sock.setblocking(False)
+            told: dict[str, int] = {}
             data = b""
             with contextlib.suppress(ConnectionResetError):  # the zygote died before it had read that
                 while block := await loop.sock_recv(sock, 65536):
                     data += block
-        lines = [json.loads(line) for line in data.splitlines()]
-        return next((line["exit"] for line in lines if "exit" in line), None)
+                    for line in data.splitlines(keepends=True):
+                        told |= json.loads(line) if line.endswith(b"\n") else {}
+                    if "pid" in told and rank not in self._rank_pids:
+                        self._note_rank(rank, told["pid"])
+        self._rank_pids.pop(rank, None)
+        return told.get("exit")
+
+    def _note_rank(self, rank: int, pid: int) -> None:
+        """A rank is the zygote's child; by its pidfd it can be ended also while the zygote is stuck."""
+        self._rank_pids[rank] = pid
+        with contextlib.suppress(ProcessLookupError):
+            self._rank_fds.append(os.pidfd_open(pid))
 
     async def _start_zygote(self) -> str:
         path = str(Path(self.spec.run_dir) / "zygote.sock")
@@ -218,14 +299,42 @@ class Supervisor:
         async for event in _events(process):
             if event["event"] == "zygote-ready":
                 return path
-        raise ChildDied("zygote", await process.wait())
+        raise ChildDied("zygote", await process.wait(), Reason.ZYGOTE_DEAD)
 
     async def _kill_all(self) -> None:
+        for fd in self._rank_fds:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+            os.close(fd)
         for process in self._processes.values():
             if process.returncode is None:
                 process.kill()
         for process in self._processes.values():
             await process.wait()
+
+
+def _first_cause(exits: list[Exit]) -> list[Exit]:
+    """Of deaths that came together, the one that brought the others about comes first.
+
+    A leader that gives a reason knows it: its own, or a rank's. One that only lost a rank's connection does not, and a
+    process that ended with 0 has followed somebody.
+    """
+
+    def rank_of(gone: Exit) -> int:
+        if gone.process == "leader" and gone.reason and gone.reason != Reason.RANK_DEAD:
+            return 0
+        if gone.status == 0:
+            return 3
+        return 2 if gone.process == "leader" else 1
+
+    ordered = sorted(exits, key=rank_of)
+    return [_blamed(gone) for gone in ordered]
+
+
+def _blamed(gone: Exit) -> Exit:
+    """The leader's last words about a rank are that rank's."""
+    found = re.match(r"rank (\d+): ", gone.detail) if gone.process == "leader" else None
+    return gone if found is None else Exit(f"rank{found[1]}", None, gone.reason, gone.detail[found.end() :])
 
 
 async def _connect_zygote(path: str) -> socket.socket:
@@ -265,6 +374,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.parent:
         die_with_parent(args.parent, signal.SIGTERM)
     spec = load_spec(args.spec)
+    if spec.faults:
+        hooks.arm(spec.faults)
     try:
         return asyncio.run(_run(spec, args.spec, args.zygote))
     except Exception as error:

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from sluice_engine.health.recorder import rows_of
+from sluice_engine.health.watched import LEASE_THREAD
 from sluice_engine.leader import Leader
 from sluice_engine.lease.client import LeaseClient
 from sluice_engine.lease.server import SourceServer
@@ -66,7 +68,8 @@ class Transport:
         self._memory_fd = memory_fd
         self._on_death = on_death
         self._on_fence_wanted = on_fence_wanted
-        self._thread = LeaseThread(leader.rooms, asyncio.get_running_loop(), leader.counters, on_death)
+        (row,) = rows_of(spec.recorder_path, LEASE_THREAD.name)
+        self._thread = LeaseThread(leader.rooms, asyncio.get_running_loop(), leader.counters, on_death, row)
         self._link: TransferLink | None = None
         self._pools: Pools = {}
         self._peers: dict[str, SourceHello] = {}

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from grpc_tools import protoc
 
-from sluice_protocol.lease import render_markdown
+from sluice_engine.health import metrics
+from sluice_protocol import lease
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOS = ("sluice_protocol/v1/engine.proto", "sluice_protocol/v1/source.proto")
@@ -34,7 +35,10 @@ def render_protos() -> dict[str, str]:
 
 
 def main() -> int:
-    rendered = render_protos() | {"docs/protocol.md": render_markdown()}
+    rendered = render_protos() | {
+        "docs/protocol.md": lease.render_markdown(),
+        "docs/metrics.md": metrics.render_markdown(),
+    }
     stale = [name for name, text in rendered.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != text]
     if "--check" in sys.argv[1:]:
         for name in stale:

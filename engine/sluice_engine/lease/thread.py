@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import uvloop
 
+from sluice_engine import hooks
 from sluice_engine.errors import EngineError
+from sluice_engine.health.layout import Field, Phase
+from sluice_engine.health.recorder import Row
 from sluice_engine.rooms import Rooms
 
 TICK_S = 0.5
@@ -33,10 +35,11 @@ class LeaseThread:
         leader_loop: asyncio.AbstractEventLoop,
         counters: Counter[str],
         on_death: Callable[[Exception], None],
+        row: Row,
     ) -> None:
         self.rooms = rooms
         self.counters = counters
-        self.last_tick = time.monotonic()
+        self._row = row
         self._leader_loop = leader_loop
         self._on_death = on_death
         self._loop = uvloop.new_event_loop()
@@ -65,13 +68,18 @@ class LeaseThread:
             self._leader_loop.call_soon_threadsafe(self._on_death, error)
 
     def _run(self) -> None:
+        self._row.begin(Phase.SERVING)
         asyncio.set_event_loop(self._loop)
         self._loop.call_soon(self._tick)
         try:
             self._loop.run_forever()
         finally:
+            self._row.end(failed=True)
             self._leader_loop.call_soon_threadsafe(self._on_death, LeaseThreadDead("the lease loop ended"))
 
     def _tick(self) -> None:
-        self.last_tick = time.monotonic()
+        hooks.reach("lease.turn")
+        self._row.tick()
+        self._row.count(Field.COUNT_A, self.counters["unknown_messages"])
+        self._row.count(Field.COUNT_B, len(self.rooms.sources) + len(self.rooms.readers))
         self._loop.call_later(TICK_S, self._tick)

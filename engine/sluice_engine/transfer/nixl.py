@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from sluice_engine import hooks
 from sluice_engine.pool import Pools
 from sluice_engine.transfer.contract import DONE, PENDING, Failure, Handle, Outcome
 from sluice_engine.transfer.errors import BadPeer, HandleMisuse, PeerLost, TransferUnavailable
@@ -200,6 +201,8 @@ class NixlTransfer:
 
     def poll(self, handle: Handle) -> Outcome:
         posted = self._get(handle)
+        if hooks.holds("sidecar.complete"):
+            return PENDING
         if posted.outcome is PENDING:
             try:
                 posted.outcome = _outcome(self._agent.check_xfer_state(posted.raw))

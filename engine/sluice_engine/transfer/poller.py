@@ -7,7 +7,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from sluice_engine import hooks
+from sluice_engine.health.layout import Phase
 from sluice_engine.transfer.errors import TransferError
+from sluice_engine.transfer.marks import SidecarMarks
 from sluice_engine.transfer.messages import (
     Allow,
     AskStats,
@@ -58,8 +61,11 @@ def stats_of(puller: Puller, turns: int) -> Stats:
 class Poller:
     """Never waits for a transfer. What ends its loop is given to `died`, and is the death of the process."""
 
-    def __init__(self, puller: Puller, emit: Emit, died: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self, puller: Puller, emit: Emit, died: Callable[[BaseException], None], marks: SidecarMarks | None = None
+    ) -> None:
         self._puller, self._emit, self._died = puller, emit, died
+        self._marks = marks or SidecarMarks(None)
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="sluice-poller", daemon=True)
         self.turns = 0
@@ -72,8 +78,10 @@ class Poller:
         self._inbox.put(command)
 
     def _run(self) -> None:
+        self._marks.poller.begin(Phase.POLLING)
         try:
             while True:
+                hooks.reach("sidecar.poll")
                 self._turn()
         except BaseException as error:
             self._died(error)
@@ -92,6 +100,7 @@ class Poller:
             pass
         reports += self._puller.tick(time.monotonic())
         self.turns += 1
+        self._marks.polled(self._puller, time.monotonic())
         self.in_flight = self._puller.num_in_flight
         if not self._puller.num_leases:
             self._puller.check_integrity()

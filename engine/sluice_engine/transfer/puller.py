@@ -155,6 +155,11 @@ class Puller:
         return tuple(self.counters[name] for name in _PROGRESS)
 
     @property
+    def pulls(self) -> list[Pull]:
+        """To look at."""
+        return [*self._pulls.values(), *self._ghosts]
+
+    @property
     def num_leases(self) -> int:
         return len(self._pulls)
 

@@ -19,6 +19,9 @@ from pathlib import Path
 
 import msgspec
 
+from sluice_engine import hooks
+from sluice_engine.health.layout import Phase
+from sluice_engine.health.recorder import Row, unrecorded
 from sluice_engine.transfer.lane import tcp_bytes_received
 from sluice_engine.transfer.messages import (
     Allow,
@@ -56,8 +59,10 @@ class LeaderServer:
         end_process: Callable[[str, str], None],
         *,
         allow_hooks: bool = False,
+        row: Row | None = None,
     ) -> None:
         """`end_process(reason, detail)` does not return. `allow_hooks`: tests may hold the poller."""
+        self._row = row or unrecorded("sidecar.socket")
         self._hello, self._end_process, self._allow_hooks = hello, end_process, allow_hooks
         self._selector = selectors.DefaultSelector()
         self._listener = _listen(path)
@@ -77,7 +82,10 @@ class LeaderServer:
 
     def run(self, poller: Poller, still_wanted: Callable[[], bool]) -> None:
         """Until the process ends, or nobody wants it any more."""
+        self._row.begin(Phase.SERVING)
         while still_wanted():
+            self._row.tick()
+            hooks.reach("sidecar.socket")
             for key, events in self._selector.select(TICK_S):
                 if key.fileobj is self._listener:
                     self._accept()

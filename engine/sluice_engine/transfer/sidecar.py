@@ -21,9 +21,13 @@ from typing import NoReturn
 
 import msgspec
 
+from sluice_engine import hooks
+from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.pool import map_pools
 from sluice_engine.transfer.errors import TransferUnavailable
 from sluice_engine.transfer.lane import measure_lane
+from sluice_engine.transfer.marks import SidecarMarks
 from sluice_engine.transfer.messages import LaneReport, SidecarHello
 from sluice_engine.transfer.nixl import DEFAULT_LANES, NixlSettings, NixlTransfer, load_nixl
 from sluice_engine.transfer.plan import pool_info
@@ -48,11 +52,12 @@ def main(argv: list[str] | None = None) -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: end_process(EXIT_OK, "Terminated"))
     # A terminal's Ctrl-C goes to the whole group; the supervisor decides who ends, and when.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    marks = _begin_watched(args)
     try:
         spec = read_spec(args.spec_fd)
         if len(spec.key) != KEY_BYTES:
             raise ValueError(f"the key has {len(spec.key)} bytes, not {KEY_BYTES}")
-        transfer, puller, lane = build(spec, args.memory_fd, args.lanes)
+        transfer, puller, lane = build(spec, args.memory_fd, args.lanes, marks)
     except (msgspec.DecodeError, ValueError, OSError) as error:
         end_process(EXIT_SPEC, "BadSpec", str(error))
     except TransferUnavailable as error:
@@ -63,8 +68,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
         hello,
         lambda reason, detail: end_process(EXIT_LEADER_GONE, reason, detail),
         allow_hooks=args.test_hooks,
+        row=marks.socket,
     )
-    poller = Poller(puller, server.emit, lambda error: end_process(EXIT_THREAD_DIED, "PollerDied", repr(error)))
+    poller = Poller(puller, server.emit, lambda error: end_process(EXIT_THREAD_DIED, "PollerDied", repr(error)), marks)
     poller.start()
     report_line({"event": "ready", "agent": hello.agent_name, "lane": lane.lane, "warning": lane.warning})
     faulthandler.cancel_dump_traceback_later()
@@ -76,7 +82,22 @@ def main(argv: list[str] | None = None) -> NoReturn:
     end_process(EXIT_OK, "ParentGone")
 
 
-def build(spec: SidecarSpec, memory_fd: int, lanes: str) -> tuple[NixlTransfer, Puller, LaneReport]:
+def _begin_watched(args: argparse.Namespace) -> SidecarMarks:
+    """Before anything that may hang: NIXL's start is one of these things."""
+    recorder = None
+    if args.recorder:
+        recorder = Recorder.attach(args.recorder)
+        answer_with_stacks(args.recorder.parent, "sidecar")
+    if args.faults:
+        hooks.arm(args.faults)
+    marks = SidecarMarks(recorder)
+    marks.socket.begin()
+    return marks
+
+
+def build(
+    spec: SidecarSpec, memory_fd: int, lanes: str, marks: SidecarMarks
+) -> tuple[NixlTransfer, Puller, LaneReport]:
     """Raises TransferUnavailable."""
     settings = NixlSettings(lanes, spec.one_host, spec.tcp_port_range)
     layouts, plan = spec.memory.layouts(), spec.memory.plan
@@ -123,6 +144,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--spec-fd", type=int, required=True)
     parser.add_argument("--memory-fd", type=int, required=True)
     parser.add_argument("--socket", required=True)
+    parser.add_argument("--recorder", type=Path, help="the flight recorder, in the engine's run directory")
+    parser.add_argument("--faults", default="", help=argparse.SUPPRESS)
     # For tests, which need a lane with a real window in flight, and to hold the poller between pieces.
     parser.add_argument("--lanes", default=DEFAULT_LANES, help=argparse.SUPPRESS)
     parser.add_argument("--test-hooks", action="store_true", help=argparse.SUPPRESS)

@@ -1,0 +1,90 @@
+"""The evidence bundle: everything that can still be seen of a wedged or dead service, in one folder.
+
+Written by the supervisor from the recorder, from stacks that processes write themselves, and from /proc: nothing in it
+needs anybody who is stuck to do anything. It may hold prompts (step records carry tokens, stacks may carry text).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice_engine.health.proc import describe_process
+from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.stacks import collect_stacks
+from sluice_engine.health.verdict import Verdict
+
+STACKS_S = 3.0
+PREFIX = "incident-"
+UNFINISHED = ".writing-"
+RECORDER_FILE, VERDICT_FILE, ABOUT_FILE = "recorder.bin", "verdict.json", "about.json"
+NOTICE = "This bundle may contain prompts and answers: treat it as you treat your users' data.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceLimits:
+    """Of one service's folder: the oldest bundles go first, and the newest stays whatever it weighs."""
+
+    bundles: int = 5
+    nbytes: int = 64 * 1024 * 1024
+
+
+def write_bundle(
+    folder: Path,
+    run_dir: Path,
+    recorder: Recorder,
+    verdict: Verdict,
+    pids: Mapping[str, int],
+    about: Mapping[str, object],
+    limits: EvidenceLimits = EvidenceLimits(),
+    reach: Callable[[], None] = lambda: None,
+) -> Path:
+    """The bundle's path. Raises OSError (disk full); what was written of an unfinished one is removed. Blocks for up to
+    STACKS_S. `about`: config without secrets, fingerprint, versions."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 1 + max((_number(path) for path in folder.glob(f"{PREFIX}*")), default=0)
+    name = f"{PREFIX}{number:04d}-{verdict.reason or verdict.kind.value}"
+    fresh = folder / f"{UNFINISHED}{name}"
+    try:
+        fresh.mkdir()
+        reach()
+        (fresh / RECORDER_FILE).write_bytes(bytes(recorder.view))
+        (fresh / VERDICT_FILE).write_text(json.dumps(verdict.as_dict() | {"message": str(verdict)}, indent=1) + "\n")
+        (fresh / ABOUT_FILE).write_text(json.dumps(about, indent=1, default=str) + "\n")
+        (fresh / "READ-ME-FIRST").write_text(NOTICE)
+        _write_processes(fresh, run_dir, pids)
+        fresh.replace(folder / name)
+    except OSError:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    prune(folder, limits)
+    return folder / name
+
+
+def _write_processes(fresh: Path, run_dir: Path, pids: Mapping[str, int]) -> None:
+    """/proc first: a process may be gone by the time its stacks have come."""
+    for name, pid in pids.items():
+        (fresh / f"{name}.proc").write_text(describe_process(pid))
+    for name, stacks in collect_stacks(run_dir, pids, STACKS_S).items():
+        told = stacks or "no stacks: the process is stopped, dead, or could not answer; see its .proc file\n"
+        (fresh / f"{name}.stacks").write_text(told)
+
+
+def prune(folder: Path, limits: EvidenceLimits) -> None:
+    """Oldest first, by number."""
+    for path in folder.glob(f"{UNFINISHED}*"):
+        shutil.rmtree(path, ignore_errors=True)
+    bundles = sorted(folder.glob(f"{PREFIX}*"), key=_number)
+    sizes = [sum(file.stat().st_size for file in bundle.iterdir()) for bundle in bundles]
+    while len(bundles) > 1 and (len(bundles) > limits.bundles or sum(sizes) > limits.nbytes):
+        shutil.rmtree(bundles.pop(0), ignore_errors=True)
+        sizes.pop(0)
+
+
+def _number(bundle: Path) -> int:
+    found = re.match(rf"{PREFIX}(\d+)", bundle.name)
+    return int(found[1]) if found else 0

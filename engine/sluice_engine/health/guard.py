@@ -1,0 +1,208 @@
+"""What every supervisor does about its processes' health: watch, answer, keep evidence, say why, and end.
+
+One per container, engine or gateway. Nothing here knows what the processes do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sluice_engine import hooks
+from sluice_engine.health.evidence import EvidenceLimits, write_bundle
+from sluice_engine.health.incidents import (
+    Incident,
+    QuarantinePolicy,
+    boot_id,
+    must_quarantine,
+    note_incident,
+    seconds_since_boot,
+)
+from sluice_engine.health.layout import FILE_NAME, Readiness, Writer
+from sluice_engine.health.reading import Exit
+from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.status import debug_routes, probe_routes
+from sluice_engine.health.verdict import Budgets, Kind, Verdict
+from sluice_engine.health.watch import PERIOD_S, Watch
+from sluice_engine.health.watched import Watched
+from sluice_engine.probes import ProbeServer
+from sluice_engine.processes import say
+
+EXIT_DEAD, EXIT_WEDGED = 1, 3
+EVIDENCE_S = 10.0
+# Kubernetes keeps the last 4096 bytes of a termination message.
+MAX_MESSAGE_BYTES = 4096
+
+
+@dataclass
+class Service:
+    """What is guarded. `pids`: of the processes that live now. `about`: config without secrets, for a bundle."""
+
+    name: str
+    role: str
+    run_dir: Path
+    watched: Sequence[Watched]
+    pids: Callable[[], Mapping[str, int]]
+    about: Callable[[], Mapping[str, object]]
+
+
+@dataclass
+class Policy:
+    budgets: Budgets = field(default_factory=Budgets)
+    quarantine: QuarantinePolicy = field(default_factory=QuarantinePolicy)
+    limits: EvidenceLimits = field(default_factory=EvidenceLimits)
+    evidence_dir: Path | None = None
+    termination_path: Path | None = None
+    debug_port: int = 0
+
+
+class Guard:
+    """States: starting -> ready <-> not ready -> collecting evidence -> (quarantined ->) over."""
+
+    def __init__(self, service: Service, policy: Policy, clock: Callable[[], float] = time.monotonic) -> None:
+        self.service, self.policy = service, policy
+        self.recorder = Recorder.create(service.run_dir / FILE_NAME, [row.name for row in service.watched])
+        self.watch = Watch(self.recorder, service.watched, policy.budgets, clock)
+        self.draining = False
+        self.collecting = False
+        self.quarantined = False
+        self.stopping = asyncio.Event()
+        self._probes = ProbeServer(probe_routes(self))
+        self._debug = ProbeServer(debug_routes(self))
+        self.probe_port = self.debug_port = 0
+
+    @property
+    def evidence_dir(self) -> Path:
+        return self.policy.evidence_dir or self.service.run_dir / "evidence"
+
+    async def start(self, host: str) -> None:
+        self.probe_port = await self._probes.start(host)
+        self.debug_port = await self._debug.start("127.0.0.1", self.policy.debug_port)
+
+    async def stop(self) -> None:
+        await self._probes.stop()
+        await self._debug.stop()
+
+    def exited(self, gone: Exit) -> None:
+        """A process has ended that should not have. What it was doing stays in its rows."""
+        self.event(f"{gone.process} ended with {gone.status} {gone.reason}")
+        self.watch.exited(gone)
+
+    # -- readiness -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        verdict = self.watch.verdict
+        return self.watch.started and not (self.draining or self.collecting or self.quarantined or verdict.is_fatal)
+
+    @property
+    def is_live(self) -> bool:
+        """While evidence is collected or quarantine holds (both bounded) nobody should kill us."""
+        return self.collecting or self.quarantined or not self.watch.verdict.is_fatal
+
+    def started(self) -> None:
+        self.watch.started = True
+        self.tell_readiness()
+
+    def drain(self) -> None:
+        self.draining = True
+        self.tell_readiness()
+
+    def tell_readiness(self) -> None:
+        word = Readiness.READY if self.is_ready else Readiness.NOT_READY if self.watch.started else Readiness.STARTING
+        if word is not self.recorder.readiness:
+            self.recorder.readiness = word
+            self.event(f"readiness: {word.name.lower()}")
+
+    def event(self, text: str) -> None:
+        self.recorder.event(Writer.SUPERVISOR, text)
+
+    # -- the watch -------------------------------------------------------------------------------------------------
+
+    async def run(self) -> Verdict:
+        """Until something is wedged or dead."""
+        last = Kind.IDLE
+        while True:
+            verdict = self.watch.look()
+            if verdict.kind is not last:
+                if Kind.SLOW in (verdict.kind, last) or verdict.is_fatal:
+                    self.event(f"verdict: {verdict}")
+                    say("verdict", **verdict.as_dict())
+                last = verdict.kind
+            self.tell_readiness()
+            if verdict.is_fatal:
+                return verdict
+            await asyncio.sleep(PERIOD_S)
+
+    async def close(self, verdict: Verdict) -> int:
+        """After a fatal verdict: evidence, the one line, quarantine if it is due. The exit status.
+
+        The processes are left as they are until this returns: what is stuck is the evidence.
+        """
+        self.watch.verdict = verdict
+        self.collecting = True
+        self.tell_readiness()
+        message = str(verdict)
+        say("incident", message=message, **verdict.as_dict())
+        bundle = await self._collect(verdict)
+        self._write_message(message, bundle)
+        incidents = self._note(verdict, message)
+        self.collecting = False
+        if must_quarantine(incidents, boot_id(), seconds_since_boot(), self.policy.quarantine):
+            await self._hold(message, len(incidents))
+        return EXIT_WEDGED if verdict.kind is Kind.WEDGED else EXIT_DEAD
+
+    async def _collect(self, verdict: Verdict) -> str:
+        """Where the bundle is, or why there is none: a full disk must not keep a wedged service alive."""
+        work = asyncio.to_thread(
+            write_bundle,
+            self.evidence_dir,
+            self.service.run_dir,
+            self.recorder,
+            verdict,
+            dict(self.service.pids()),
+            dict(self.service.about()),
+            self.policy.limits,
+            lambda: hooks.reach("supervisor.evidence"),
+        )
+        try:
+            async with asyncio.timeout(EVIDENCE_S):
+                bundle = str(await work)
+        except (OSError, TimeoutError) as error:
+            why = f"no evidence: {error or 'not within ' + str(EVIDENCE_S) + ' s'}"
+            self.event(why)
+            say("evidence-failed", error=why)
+            return why
+        self.event(f"evidence: {bundle}")
+        say("evidence", path=bundle)
+        return f"evidence: {bundle}"
+
+    def _write_message(self, message: str, bundle: str) -> None:
+        path = self.policy.termination_path or self.service.run_dir / "termination-log"
+        try:
+            path.write_bytes(f"{message}; {bundle}\n".encode()[:MAX_MESSAGE_BYTES])
+        except OSError as error:
+            print(f"{path}: {error}; the message was: {message}", file=sys.stderr, flush=True)
+
+    def _note(self, verdict: Verdict, message: str) -> list[Incident]:
+        incident = Incident(boot_id(), seconds_since_boot(), verdict.reason, verdict.culprit, message)
+        try:
+            return note_incident(self.evidence_dir, incident)
+        except OSError as error:
+            print(f"{self.evidence_dir}: {error}", file=sys.stderr, flush=True)
+            return [incident]
+
+    async def _hold(self, message: str, count: int) -> None:
+        """Stay up, not ready, so that somebody can look."""
+        hold_s = self.policy.quarantine.hold_s
+        self.quarantined = True
+        self.event(f"quarantined for {hold_s:.0f} s after {count} incidents")
+        say("quarantined", seconds=hold_s, incidents=count, message=message)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(hold_s):
+                await self.stopping.wait()

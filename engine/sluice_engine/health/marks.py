@@ -1,0 +1,71 @@
+"""What the leader says of its loop in the recorder, in the loop's own words."""
+
+from __future__ import annotations
+
+import time
+
+from sluice_engine.health.layout import Blob, Field, Phase, Readiness, Writer
+from sluice_engine.health.recorder import Recorder, Row, unrecorded
+from sluice_engine.health.throughput import Throughput
+
+MIRROR_S = 0.1
+
+
+class LeaderMarks:
+    """`recorder` None: nobody watches. Everything here runs on the leader's loop."""
+
+    def __init__(self, recorder: Recorder | None, cold_ns: int = 0) -> None:
+        self.recorder = recorder
+        self.row: Row = unrecorded("leader.loop") if recorder is None else recorder.row("leader.loop")
+        self._throughput = Throughput(cold_ns)
+        self._tokens = 0
+        self._mirrored_ns = 0
+
+    @property
+    def readiness(self) -> Readiness:
+        """The supervisor's word; without one, an engine that runs is ready."""
+        return Readiness.READY if self.recorder is None else self.recorder.readiness
+
+    def planning(self) -> None:
+        self.row.tick()
+        self.row.enter(Phase.PLANNING)
+
+    def sent(self, number: int, frame: bytes, chain: bytes, tokens: int, rows: int) -> None:
+        """A step is with the ranks: it must come back. Steps count from 0, progress from 1."""
+        expected, self._tokens = self._throughput.expected(tokens), tokens
+        self.row.step(number + 1)
+        self.row.expect(expected)
+        self.row.pending(rows or 1)
+        self.row.enter(Phase.SERVING)
+        if self.recorder is not None:
+            self.recorder.step_sent(number, frame, chain, tokens, rows, expected)
+
+    def done(self, number: int, elapsed_ns: int) -> None:
+        self._throughput.measured(self._tokens, elapsed_ns)
+        self.row.progress(number + 1)
+        self.row.pending(0)
+        self.row.expect(0)
+        self.row.enter(Phase.PUBLISHING)
+        if self.recorder is not None:
+            self.recorder.step_done(number)
+
+    def resting(self, admissible: int) -> None:
+        """No step is under way. `admissible`: sequences that wait though there is room for them."""
+        self.row.pending(admissible)
+        self.row.enter(Phase.SERVING)
+
+    def say(self, text: str) -> None:
+        if self.recorder is not None:
+            self.recorder.event(Writer.LEADER, text)
+
+    def is_mirror_due(self) -> bool:
+        return self.recorder is not None and time.monotonic_ns() - self._mirrored_ns > MIRROR_S * 1e9
+
+    def mirror(self, books: object, leases: object) -> None:
+        if self.recorder is not None:
+            self._mirrored_ns = time.monotonic_ns()
+            self.recorder.mirror(Blob.BOOKS, books)
+            self.recorder.mirror(Blob.LEASES, leases)
+
+    def count_unknown(self, messages: int) -> None:
+        self.row.count(Field.COUNT_A, messages)

@@ -1,0 +1,183 @@
+"""Prometheus metrics of one service, made from its supervisor's status: also while everything it watches is stuck.
+
+The table is the documentation (`docs/metrics.md` is generated from it) and the code: nothing else is exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+Status = dict[str, Any]
+Sample = tuple[tuple[str, ...], float]
+
+
+class MetricKind(StrEnum):
+    GAUGE = "gauge"
+    COUNTER = "counter"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """`samples` makes (label values, value) from a status; none when the status does not know."""
+
+    name: str
+    kind: MetricKind
+    labels: tuple[str, ...]
+    help: str
+    samples: Callable[[Status], Iterator[Sample]]
+
+
+def _flag(key: str) -> Callable[[Status], Iterator[Sample]]:
+    def samples(status: Status) -> Iterator[Sample]:
+        yield (), float(bool(status.get(key)))
+
+    return samples
+
+
+def _row(key: str) -> Callable[[Status], Iterator[Sample]]:
+    def samples(status: Status) -> Iterator[Sample]:
+        for row in status["rows"]:
+            if row["state"] != "absent" and row[key] is not None:
+                yield (row["name"],), float(row[key])
+
+    return samples
+
+
+def _book(key: str) -> Callable[[Status], Iterator[Sample]]:
+    def samples(status: Status) -> Iterator[Sample]:
+        if status.get("books"):
+            yield (), float(status["books"][key])
+
+    return samples
+
+
+def _verdict(status: Status) -> Iterator[Sample]:
+    for kind in ("idle", "progressing", "slow", "wedged", "dead"):
+        yield (kind,), float(status["verdict"] == kind)
+
+
+def _records(status: Status) -> Iterator[Sample]:
+    for pool, counts in (status.get("books") or {}).get("ledger", {}).items():
+        for state, count in counts.items():
+            yield (pool, state), float(count)
+
+
+def _sequences(status: Status) -> Iterator[Sample]:
+    for phase, count in (status.get("books") or {}).get("sequences", {}).items():
+        yield (phase,), float(count)
+
+
+def _rooms(status: Status) -> Iterator[Sample]:
+    for side, count in (status.get("books") or {}).get("rooms", {}).items():
+        yield (side,), float(count)
+
+
+def _counters(status: Status) -> Iterator[Sample]:
+    for what, count in (status.get("books") or {}).get("counters", {}).items():
+        yield (what,), float(count)
+
+
+def _transfer_counters(status: Status) -> Iterator[Sample]:
+    for what, count in (status.get("transfers") or {}).get("counters", {}).items():
+        yield (what,), float(count)
+
+
+def _transfer(key: str) -> Callable[[Status], Iterator[Sample]]:
+    def samples(status: Status) -> Iterator[Sample]:
+        if status.get("transfers"):
+            yield (), float(status["transfers"][key])
+
+    return samples
+
+
+def _memory(status: Status) -> Iterator[Sample]:
+    for process, nbytes in status["memory_bytes"].items():
+        yield (process,), float(nbytes)
+
+
+def _gateway(key: str) -> Callable[[Status], Iterator[Sample]]:
+    def samples(status: Status) -> Iterator[Sample]:
+        if status.get("gateway"):
+            yield (), float(status["gateway"][key])
+
+    return samples
+
+
+def _gateway_counters(status: Status) -> Iterator[Sample]:
+    for what, count in (status.get("gateway") or {}).get("counters", {}).items():
+        yield (what,), float(count)
+
+
+G, C = MetricKind.GAUGE, MetricKind.COUNTER
+METRICS: tuple[MetricSpec, ...] = (
+    MetricSpec("sluice_ready", G, (), "1 when requests may come", _flag("ready")),
+    MetricSpec("sluice_draining", G, (), "1 while the service finishes what it has", _flag("draining")),
+    MetricSpec("sluice_quarantined", G, (), "1 while it stays down for somebody to look", _flag("quarantined")),
+    MetricSpec("sluice_verdict", G, ("verdict",), "1 for the present verdict on progress", _verdict),
+    MetricSpec("sluice_thread_ticks", C, ("thread",), "turns of a watched loop", _row("ticks")),
+    MetricSpec("sluice_thread_progress", C, ("thread",), "what must grow while work is pending", _row("progress")),
+    MetricSpec("sluice_thread_pending", G, ("thread",), "work that waits for this thread", _row("pending")),
+    MetricSpec("sluice_thread_pending_seconds", G, ("thread",), "since when something is pending", _row("pending_s")),
+    MetricSpec("sluice_process_resident_bytes", G, ("process",), "memory of a process", _memory),
+    MetricSpec("sluice_records", G, ("pool", "state"), "records of a pool by physical state", _records),
+    MetricSpec("sluice_sequences", G, ("phase",), "sequences in the engine by phase", _sequences),
+    MetricSpec("sluice_rooms", G, ("side",), "open rooms: leases given (source) and held (reader)", _rooms),
+    MetricSpec("sluice_waiting_sequences", G, (), "sequences without a row yet", _book("waiting")),
+    MetricSpec("sluice_oldest_waiting_seconds", G, (), "age of the oldest without a token", _book("oldest_waiting_s")),
+    MetricSpec("sluice_streams", G, (), "Generate streams that are open", _book("streams")),
+    MetricSpec("sluice_steps", C, (), "steps planned", _book("step")),
+    MetricSpec("sluice_engine_events", C, ("event",), "counters of the leader and the lease thread", _counters),
+    MetricSpec("sluice_transfer_leases", G, (), "leases that the transport pulls for", _transfer("leases")),
+    MetricSpec("sluice_transfer_reads_in_flight", G, (), "READs that are not terminal", _transfer("in_flight")),
+    MetricSpec("sluice_transfer_stranded_records", G, (), "records a late READ may still reach", _transfer("stranded")),
+    MetricSpec("sluice_transfer_events", C, ("event",), "counters of the transport", _transfer_counters),
+    MetricSpec("sluice_gateway_queued", G, (), "requests that wait for a place", _gateway("queued")),
+    MetricSpec("sluice_gateway_running", G, (), "requests that run", _gateway("running")),
+    MetricSpec("sluice_gateway_events", C, ("event",), "counters of the gateway", _gateway_counters),
+)
+
+
+class _Collector(Collector):
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        labels, values = ("service", "role"), (self._status["name"], self._status["role"])
+        for spec in METRICS:
+            make = GaugeMetricFamily if spec.kind is MetricKind.GAUGE else CounterMetricFamily
+            family = make(spec.name, spec.help, labels=[*labels, *spec.labels])
+            for told, value in spec.samples(self._status):
+                family.add_metric([*values, *told], value)
+            yield family
+
+
+def exposition(status: Status) -> bytes:
+    """Prometheus text format."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(status))
+    return generate_latest(registry)
+
+
+def render_markdown() -> str:
+    """The text of docs/metrics.md."""
+    lines = [
+        "# Metrics",
+        "",
+        "Generated from `sluice_engine.health.metrics` by `make proto`. A service's supervisor answers `GET /metrics`,",
+        "also while all it watches is stuck. All have the labels `service` and `role`; counters end in `_total`.",
+        "",
+        "| name | kind | more labels | what it says |",
+        "| --- | --- | --- | --- |",
+    ]
+    for spec in METRICS:
+        name = f"{spec.name}_total" if spec.kind is MetricKind.COUNTER else spec.name
+        labels = ", ".join(f"`{label}`" for label in spec.labels)
+        lines.append(f"| `{name}` | {spec.kind} | {labels} | {spec.help} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,248 @@
+"""Reading a flight recorder: from a live mapping or from a copy, into frozen values. Never fails on what a writer that
+died in the middle left behind; fails by name on a file that is no recorder of this version."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from sluice_engine.health import layout
+from sluice_engine.health.layout import WORD as W
+from sluice_engine.health.layout import Blob, Field, Header, Phase, Readiness, State, StepField, Writer
+from sluice_engine.health.recorder import RecorderError
+
+BLOB_TRIES = 20
+
+
+class Thread(StrEnum):
+    """What the kernel says of a row's thread."""
+
+    UNKNOWN = "unknown"
+    ALIVE = "alive"
+    STOPPED = "stopped"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class RowReading:
+    """A row at one moment. `ticked_s`, `progressed_s`: in a *before*, the reader's clock when the ticks last moved and
+    when the progress last moved or nothing was pending; see `carry`."""
+
+    name: str
+    state: State = State.ABSENT
+    pid: int = 0
+    tid: int = 0
+    ticks: int = 0
+    progress: int = 0
+    pending: int = 0
+    pending_since_ns: int = 0
+    step: int = 0
+    phase: Phase = Phase.IDLE
+    phase_since_ns: int = 0
+    expected_ns: int = 0
+    deadline: int = 0
+    count_a: int = 0
+    count_b: int = 0
+    doing: str = ""
+    thread: Thread = Thread.UNKNOWN
+    ticked_s: float = 0.0
+    progressed_s: float = 0.0
+
+    @property
+    def life(self) -> tuple[int, int]:
+        return self.pid, self.tid
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """A process that has ended, as its parent saw it. `reason` and `detail`: its last words, if it had any."""
+
+    process: str
+    status: int | None
+    reason: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """`at_s`: the reader's own clock, which stands still while the reader does not run. `loaded`: bytes of weights, or
+    any other number that grows while a start makes progress."""
+
+    at_s: float
+    rows: Mapping[str, RowReading]
+    started: bool = True
+    loaded: int = 0
+    loaded_s: float = 0.0
+    exits: tuple[Exit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepReading:
+    number: int
+    sent_at_ns: int
+    done_at_ns: int
+    tokens: int
+    rows: int
+    expected_ns: int
+    frame_bytes: int
+    chain: int
+    frame: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class EventReading:
+    writer: Writer
+    number: int
+    at_ns: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    """`value` None: never written, or its writer died in the middle of writing it."""
+
+    at_ns: int
+    value: Any
+
+
+class Copy:
+    """One look at a recorder's bytes; `data` may be a live mapping or a saved file."""
+
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        """Raises RecorderError."""
+        view = memoryview(data).cast("B")
+        if len(view) != layout.FILE_BYTES:
+            raise RecorderError(f"{len(view)} bytes; a flight recorder has {layout.FILE_BYTES}")
+        self._bytes = view
+        self._numbers = view.cast("Q")
+        told = self._numbers[Header.MAGIC], self._numbers[Header.VERSION]
+        if told != (layout.MAGIC, layout.VERSION):
+            raise RecorderError(f"magic and version are {told}, not {(layout.MAGIC, layout.VERSION)}")
+
+    @property
+    def readiness(self) -> Readiness:
+        word: Readiness = _enum(Readiness, self._numbers[Header.READINESS], Readiness.NOT_READY)
+        return word
+
+    def rows(self) -> dict[str, RowReading]:
+        return {row.name: row for index in range(layout.ROWS) if (row := self._row(index)) is not None}
+
+    def _row(self, index: int) -> RowReading | None:
+        at = layout.row_at(index)
+        name = _text(self._bytes[at : at + layout.NAME_BYTES])
+        if not name:
+            return None
+        base = (at + layout.NAME_BYTES) // W
+        numbers = self._numbers[base : base + layout.FIELDS].tolist()
+        doing = (base + layout.FIELDS) * W
+        return RowReading(
+            name,
+            _enum(State, numbers[Field.STATE], State.ABSENT),
+            numbers[Field.PID],
+            numbers[Field.TID],
+            numbers[Field.TICKS],
+            numbers[Field.PROGRESS],
+            numbers[Field.PENDING],
+            numbers[Field.PENDING_SINCE],
+            numbers[Field.STEP],
+            _enum(Phase, numbers[Field.PHASE], Phase.IDLE),
+            numbers[Field.PHASE_SINCE],
+            numbers[Field.EXPECTED_NS],
+            numbers[Field.DEADLINE],
+            numbers[Field.COUNT_A],
+            numbers[Field.COUNT_B],
+            _text(self._bytes[doing : doing + layout.DOING_BYTES]),
+        )
+
+    def mirror(self, blob: Blob) -> Mirror:
+        at = layout.blob_at(blob)
+        base, start = at // W, at + layout.BLOB_HEAD_BYTES
+        for _ in range(BLOB_TRIES):
+            before = self._numbers[base]
+            length, at_ns = min(self._numbers[base + 1], layout.BLOB_BYTES), self._numbers[base + 2]
+            data = bytes(self._bytes[start : start + length])
+            if before and before % 2 == 0 and self._numbers[base] == before:
+                try:
+                    return Mirror(at_ns, json.loads(data))
+                except ValueError:
+                    break
+        return Mirror(0, None)
+
+    def steps(self) -> list[StepReading]:
+        """Ascending numbers; a slot that was being written is left out."""
+        found = [step for slot in range(layout.STEPS) if (step := self._step(slot)) is not None]
+        return sorted(found, key=lambda step: step.number)
+
+    def _step(self, slot: int) -> StepReading | None:
+        at = layout.step_at(slot)
+        base, start = at // W, at + layout.STEP_HEAD_BYTES
+        numbers = self._numbers[base : base + 8].tolist()
+        if numbers[StepField.NUMBER] == 0:
+            return None
+        kept = min(numbers[StepField.FRAME_BYTES], layout.STEP_FRAME_BYTES)
+        frame = bytes(self._bytes[start : start + kept])
+        if self._numbers[base] != numbers[StepField.NUMBER]:
+            return None
+        return StepReading(
+            numbers[StepField.NUMBER] - 1,
+            numbers[StepField.SENT_AT],
+            numbers[StepField.DONE_AT],
+            numbers[StepField.TOKENS],
+            numbers[StepField.ROWS],
+            numbers[StepField.EXPECTED_NS],
+            numbers[StepField.FRAME_BYTES],
+            numbers[StepField.CHAIN],
+            frame,
+        )
+
+    def events(self) -> list[EventReading]:
+        """Of all writers, in order of time."""
+        found = []
+        for writer in Writer:
+            for slot in range(layout.EVENTS):
+                at = layout.event_at(writer, slot)
+                number, at_ns = self._numbers[at // W], self._numbers[at // W + 1]
+                if number:
+                    text = _text(self._bytes[at + 2 * W : at + layout.EVENT_BYTES])
+                    found.append(EventReading(writer, number, at_ns, text))
+        return sorted(found, key=lambda event: event.at_ns)
+
+
+def carry(before: Reading | None, after: Reading) -> Reading:
+    """The *before* for the next verdict: every row as it is in `after`, with the moments when it last moved.
+
+    Progress counts as moving while nothing is pending: what is frozen is a counter with work behind it.
+    """
+    rows = {}
+    for name, row in after.rows.items():
+        old = before.rows.get(name) if before is not None else None
+        same = old is not None and old.life == row.life
+        ticked = old.ticked_s if same and old is not None and old.ticks == row.ticks else after.at_s
+        stands = same and old is not None and old.progress == row.progress and old.pending and row.pending
+        progressed = old.progressed_s if stands and old is not None else after.at_s
+        rows[name] = replace(row, ticked_s=ticked, progressed_s=progressed)
+    stands = before is not None and before.loaded == after.loaded and before.started == after.started
+    loaded_s = before.loaded_s if stands and before is not None else after.at_s
+    return replace(after, rows=rows, loaded_s=loaded_s)
+
+
+def look_at_threads(rows: Mapping[str, RowReading], look: Callable[[int, int], Thread]) -> dict[str, RowReading]:
+    """The same rows with what `look(pid, tid)` says of the thread of each running one."""
+    return {
+        name: replace(row, thread=look(row.pid, row.tid)) if row.state is State.RUNNING else row
+        for name, row in rows.items()
+    }
+
+
+def _text(data: memoryview) -> str:
+    return bytes(data).split(b"\0", 1)[0].decode(errors="replace")
+
+
+def _enum(kind: Any, value: int, default: Any) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        return default

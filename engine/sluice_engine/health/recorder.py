@@ -1,0 +1,218 @@
+"""Writing to the flight recorder. Writers only store: no lock, no call that can block, nothing to be in the middle of.
+
+The supervisor creates the file and names its rows; other processes attach. A row has one writer, its thread.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from sluice_engine.health import layout
+from sluice_engine.health.layout import WORD as W
+from sluice_engine.health.layout import Blob, Field, Header, Phase, Readiness, State, StepField, Writer
+
+
+class RecorderError(Exception):
+    """A file that is no flight recorder of this version, or a row that it does not have."""
+
+
+class Row:
+    """One watched thread's marks. Every method is a handful of stores; call them from that thread."""
+
+    __slots__ = ("_base", "_busy", "_doing", "_numbers", "_phase", "_ticks", "name")
+
+    def __init__(self, numbers: memoryview, doing: memoryview, base: int, name: str) -> None:
+        self._numbers, self._doing, self._base = numbers, doing, base
+        self._ticks = numbers[base + Field.TICKS]
+        self._phase = -1
+        self._busy = False
+        self.name = name
+
+    def begin(self, phase: Phase = Phase.STARTING) -> None:
+        """This thread is the one to watch from now on."""
+        put, base = self._numbers, self._base
+        put[base + Field.PID] = os.getpid()
+        put[base + Field.TID] = threading.get_native_id()
+        put[base + Field.PENDING] = put[base + Field.PENDING_SINCE] = put[base + Field.DEADLINE] = 0
+        self.enter(phase)
+        put[base + Field.STATE] = State.RUNNING
+        self.tick()
+
+    def tick(self) -> None:
+        self._ticks += 1
+        self._numbers[self._base + Field.TICKS] = self._ticks
+
+    def enter(self, phase: Phase) -> None:
+        """Before the work that it names."""
+        if phase != self._phase:
+            self._phase = phase
+            self._numbers[self._base + Field.PHASE_SINCE] = time.monotonic_ns()
+            self._numbers[self._base + Field.PHASE] = phase
+
+    def progress(self, value: int) -> None:
+        """The counter that must move while something is pending."""
+        self._numbers[self._base + Field.PROGRESS] = value
+
+    def pending(self, amount: int) -> None:
+        """How much waits for this thread's counter to move. Since when is kept from the first."""
+        if bool(amount) != self._busy:
+            self._busy = bool(amount)
+            self._numbers[self._base + Field.PENDING_SINCE] = time.monotonic_ns() if amount else 0
+        self._numbers[self._base + Field.PENDING] = amount
+
+    def step(self, number: int) -> None:
+        self._numbers[self._base + Field.STEP] = number
+
+    def expect(self, ns: int) -> None:
+        """How long the work in hand should take, as measured so far; 0: unknown."""
+        self._numbers[self._base + Field.EXPECTED_NS] = ns
+
+    def count(self, which: Field, value: int) -> None:
+        self._numbers[self._base + which] = value
+
+    def doing(self, text: str) -> None:
+        """A few words for people, cut at DOING_BYTES."""
+        data = text.encode()[: layout.DOING_BYTES]
+        self._doing[: len(data)] = data
+        self._doing[len(data) :] = bytes(layout.DOING_BYTES - len(data))
+
+    def end(self, failed: bool = False) -> None:
+        """The loop is over; FAILED stays when it was said."""
+        self._numbers[self._base + Field.STATE] = State.FAILED if failed else State.ENDED
+
+
+def unrecorded(name: str) -> Row:
+    """A row that nobody reads: for whoever runs without a supervisor."""
+    memory = memoryview(bytearray(layout.FIELDS * W + layout.DOING_BYTES))
+    return Row(memory[: layout.FIELDS * W].cast("Q"), memory[layout.FIELDS * W :], 0, name)
+
+
+def rows_of(path: Path, *names: str) -> tuple[Row, ...]:
+    """Rows of the recorder at `path`, or such that nobody reads where there is none."""
+    if not path.exists():
+        return tuple(unrecorded(name) for name in names)
+    recorder = Recorder.attach(path)
+    return tuple(recorder.row(name) for name in names)
+
+
+class Recorder:
+    """A mapping of the file. Close nothing: the mapping ends with the process."""
+
+    def __init__(self, path: Path, mapped: mmap.mmap) -> None:
+        self.path = path
+        self._bytes = memoryview(mapped)
+        self._numbers = self._bytes.cast("Q")
+        self._next_event = dict.fromkeys(Writer, 0)
+
+    @classmethod
+    def create(cls, path: Path, rows: Iterable[str]) -> Recorder:
+        """A fresh file at `path`; a mapping of an older one keeps living on its own, unseen."""
+        names = list(rows)
+        if len(names) > layout.ROWS or len(set(names)) != len(names):
+            raise RecorderError(f"{len(names)} rows of {layout.ROWS}, each name once")
+        fresh = path.with_suffix(".new")
+        fresh.unlink(missing_ok=True)
+        fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, layout.FILE_BYTES)  # a full disk is an error now, not a SIGBUS later
+            mapped = mmap.mmap(fd, layout.FILE_BYTES)
+        finally:
+            os.close(fd)
+        recorder = cls(path, mapped)
+        for index, name in enumerate(names):
+            data = name.encode()
+            if not 0 < len(data) <= layout.NAME_BYTES:
+                raise RecorderError(f"row name {name!r}: 1 to {layout.NAME_BYTES} bytes")
+            recorder._bytes[layout.row_at(index) : layout.row_at(index) + len(data)] = data
+        numbers = recorder._numbers
+        numbers[Header.VERSION], numbers[Header.FILE_BYTES] = layout.VERSION, layout.FILE_BYTES
+        numbers[Header.MAGIC] = layout.MAGIC
+        fresh.replace(path)
+        return recorder
+
+    @classmethod
+    def attach(cls, path: Path) -> Recorder:
+        """Raises RecorderError, FileNotFoundError."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_size != layout.FILE_BYTES:
+                raise RecorderError(f"{path}: {os.fstat(fd).st_size} bytes, a flight recorder has {layout.FILE_BYTES}")
+            recorder = cls(path, mmap.mmap(fd, layout.FILE_BYTES))
+        finally:
+            os.close(fd)
+        told = recorder._numbers[Header.MAGIC], recorder._numbers[Header.VERSION]
+        if told != (layout.MAGIC, layout.VERSION):
+            raise RecorderError(f"{path}: magic and version are {told}, not {(layout.MAGIC, layout.VERSION)}")
+        return recorder
+
+    def row(self, name: str) -> Row:
+        """Raises RecorderError when the file has no row of that name."""
+        wanted = name.encode().ljust(layout.NAME_BYTES, b"\0")
+        for index in range(layout.ROWS):
+            at = layout.row_at(index)
+            if self._bytes[at : at + layout.NAME_BYTES] == wanted:
+                base = (at + layout.NAME_BYTES) // W
+                doing = (base + layout.FIELDS) * W
+                return Row(self._numbers, self._bytes[doing : doing + layout.DOING_BYTES], base, name)
+        raise RecorderError(f"{self.path}: no row {name!r}")
+
+    @property
+    def view(self) -> memoryview:
+        """The live mapping; `bytes` of it is a copy of the whole file as it is just now."""
+        return self._bytes
+
+    @property
+    def readiness(self) -> Readiness:
+        return Readiness(self._numbers[Header.READINESS])
+
+    @readiness.setter
+    def readiness(self, word: Readiness) -> None:
+        self._numbers[Header.READINESS] = word
+
+    def mirror(self, blob: Blob, value: object) -> None:
+        """JSON; what does not fit is told as such. An odd sequence number means: being written."""
+        data = json.dumps(value, separators=(",", ":")).encode()
+        if len(data) > layout.BLOB_BYTES:
+            data = json.dumps({"too_long": len(data)}).encode()
+        at = layout.blob_at(blob)
+        base, start = at // W, at + layout.BLOB_HEAD_BYTES
+        sequence = self._numbers[base] | 1  # a writer that died in the middle left it odd
+        self._numbers[base] = sequence
+        self._bytes[start : start + len(data)] = data
+        self._numbers[base + 1], self._numbers[base + 2] = len(data), time.monotonic_ns()
+        self._numbers[base] = sequence + 1
+
+    def step_sent(self, number: int, frame: bytes, chain: bytes, tokens: int, rows: int, expected_ns: int) -> None:
+        """A step record leaves for the ranks. The number is stored last: until then the slot reads as empty."""
+        at = layout.step_at(number % layout.STEPS)
+        put, base = self._numbers, at // W
+        put[base + StepField.NUMBER] = 0
+        put[base + StepField.SENT_AT], put[base + StepField.DONE_AT] = time.monotonic_ns(), 0
+        put[base + StepField.FRAME_BYTES], put[base + StepField.TOKENS] = len(frame), tokens
+        put[base + StepField.ROWS], put[base + StepField.EXPECTED_NS] = rows, expected_ns
+        put[base + StepField.CHAIN] = int.from_bytes(chain[:8], "little")
+        kept = frame[: layout.STEP_FRAME_BYTES]
+        start = at + layout.STEP_HEAD_BYTES
+        self._bytes[start : start + len(kept)] = kept
+        put[base + StepField.NUMBER] = number + 1  # 0 is an empty slot, and steps count from 0
+
+    def step_done(self, number: int) -> None:
+        base = layout.step_at(number % layout.STEPS) // W
+        self._numbers[base + StepField.DONE_AT] = time.monotonic_ns()
+
+    def event(self, writer: Writer, text: str) -> None:
+        """A line into the writer's ring; from one thread of its process, or under its interpreter lock."""
+        number = self._next_event[writer] = self._next_event[writer] + 1
+        at = layout.event_at(writer, number % layout.EVENTS)
+        data = text.encode()[: layout.EVENT_TEXT_BYTES].ljust(layout.EVENT_TEXT_BYTES, b"\0")
+        base, start = at // W, at + 2 * W
+        self._numbers[base] = 0
+        self._bytes[start : start + layout.EVENT_TEXT_BYTES] = data
+        self._numbers[base + 1] = time.monotonic_ns()
+        self._numbers[base] = number

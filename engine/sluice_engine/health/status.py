@@ -1,0 +1,175 @@
+"""What a supervisor tells over HTTP, as plain values from its last look at the recorder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sluice_engine.health.layout import Blob, State
+from sluice_engine.health.reading import Copy, RowReading
+from sluice_engine.health.stacks import collect_stacks
+from sluice_engine.probes import Answer, Query, Route, json_answer
+
+if TYPE_CHECKING:
+    from sluice_engine.health.guard import Guard
+
+STACKS_S = 2.0
+
+
+def probe_routes(guard: Guard) -> Mapping[str, Route]:
+    """Reachable from the cluster: no prompts, no stacks."""
+
+    def health(_: Query) -> Answer:
+        return json_answer(200 if guard.is_live else 503, verdict_of(guard))
+
+    def ready(_: Query) -> Answer:
+        return json_answer(200 if guard.is_ready else 503, verdict_of(guard) | {"ready": guard.is_ready})
+
+    def started(_: Query) -> Answer:
+        done = guard.watch.started and not guard.watch.verdict.is_fatal
+        return json_answer(200 if done else 503, verdict_of(guard) | {"loaded": guard.watch.loaded})
+
+    return {
+        "GET /livez": health,
+        "GET /health": health,
+        "GET /readyz": ready,
+        "GET /startupz": started,
+        "GET /status": lambda _: json_answer(200, status_of(guard)),
+        "GET /metrics": lambda _: metrics_of(guard),
+    }
+
+
+def debug_routes(guard: Guard) -> Mapping[str, Route]:
+    """Loopback only."""
+
+    async def stacks(_: Query) -> Answer:
+        import asyncio
+
+        pids = dict(guard.service.pids())
+        told = await asyncio.to_thread(collect_stacks, guard.service.run_dir, pids, STACKS_S)
+        return Answer(200, "\n".join(f"=== {name}\n{text}" for name, text in told.items()).encode(), "text/plain")
+
+    def maintain(query: Query) -> Answer:
+        try:
+            seconds = float(query.get("seconds", ""))
+        except ValueError:
+            return json_answer(400, {"error": "seconds: how long, a number; e.g. POST /debug/maintenance?seconds=300"})
+        granted = guard.watch.maintain(seconds)
+        guard.event(f"maintenance window of {granted:.0f} s")
+        return json_answer(200, {"maintenance_s": granted})
+
+    def mirror(blob: Blob) -> Route:
+        def told(_: Query) -> Answer:
+            found = Copy(guard.recorder.view).mirror(blob)
+            age = (time.monotonic_ns() - found.at_ns) / 1e9 if found.at_ns else None
+            return json_answer(200, {"age_s": age, "value": found.value})
+
+        return told
+
+    return {
+        "GET /debug/verdict": lambda _: json_answer(200, verdict_of(guard)),
+        "GET /debug/rows": lambda _: json_answer(200, rows_of(guard)),
+        "GET /debug/ledger": mirror(Blob.BOOKS),
+        "GET /debug/leases": mirror(Blob.LEASES),
+        "GET /debug/transfers": mirror(Blob.TRANSFERS),
+        "GET /debug/steps": lambda _: json_answer(200, steps_of(guard)),
+        "GET /debug/events": lambda _: json_answer(200, events_of(guard)),
+        "GET /debug/stacks": stacks,
+        "POST /debug/maintenance": maintain,
+    }
+
+
+def verdict_of(guard: Guard) -> dict[str, Any]:
+    watch = guard.watch
+    return watch.verdict.as_dict() | {
+        "name": guard.service.name,
+        "role": guard.service.role,
+        "started": watch.started,
+        "draining": guard.draining,
+        "collecting_evidence": guard.collecting,
+        "quarantined": guard.quarantined,
+        "maintenance_s": round(watch.maintenance_s, 3),
+    }
+
+
+def status_of(guard: Guard) -> dict[str, Any]:
+    """One service, for `sluice status` and the status page: no prompts in it."""
+    copy = Copy(guard.recorder.view)
+    return verdict_of(guard) | {
+        "ready": guard.is_ready,
+        "pids": dict(guard.service.pids()),
+        "memory_bytes": {name: resident_bytes(pid) for name, pid in guard.service.pids().items()},
+        "rows": rows_of(guard),
+        "books": copy.mirror(Blob.BOOKS).value,
+        "transfers": without_pulls(copy.mirror(Blob.TRANSFERS).value),
+        "gateway": copy.mirror(Blob.GATEWAY).value,
+        "debug_port": guard.debug_port,
+    }
+
+
+def rows_of(guard: Guard) -> list[dict[str, Any]]:
+    reading = guard.watch.reading
+    now = time.monotonic_ns()
+    return [] if reading is None else [describe_row(row, now) for row in reading.rows.values()]
+
+
+def describe_row(row: RowReading, now_ns: int) -> dict[str, Any]:
+    """Ages are seconds."""
+    return {
+        "name": row.name,
+        "state": row.state.name.lower(),
+        "thread": row.thread.value,
+        "pid": row.pid,
+        "tid": row.tid,
+        "ticks": row.ticks,
+        "progress": row.progress,
+        "pending": row.pending,
+        "pending_s": _age(row.pending_since_ns, now_ns),
+        "step": row.step,
+        "phase": row.phase.name.lower() if row.state is not State.ABSENT else "",
+        "phase_s": _age(row.phase_since_ns, now_ns),
+        "expected_s": round(row.expected_ns / 1e9, 6),
+        "count_a": row.count_a,
+        "count_b": row.count_b,
+        "doing": row.doing,
+    }
+
+
+def steps_of(guard: Guard) -> list[dict[str, Any]]:
+    """The frames are in bundles; here are their sizes."""
+    return [
+        {key: value for key, value in asdict(step).items() if key != "frame"}
+        for step in Copy(guard.recorder.view).steps()
+    ]
+
+
+def events_of(guard: Guard) -> list[dict[str, Any]]:
+    now = time.monotonic_ns()
+    return [
+        {"writer": event.writer.name.lower(), "age_s": _age(event.at_ns, now), "text": event.text}
+        for event in Copy(guard.recorder.view).events()
+    ]
+
+
+def metrics_of(guard: Guard) -> Answer:
+    from sluice_engine.health.metrics import exposition
+
+    return Answer(200, exposition(status_of(guard)), "text/plain; version=0.0.4; charset=utf-8")
+
+
+def resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def without_pulls(transfers: Any) -> Any:
+    return {key: value for key, value in transfers.items() if key != "pulls"} if isinstance(transfers, dict) else None
+
+
+def _age(at_ns: int, now_ns: int) -> float | None:
+    return round((now_ns - at_ns) / 1e9, 3) if at_ns else None

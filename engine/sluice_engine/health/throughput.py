@@ -1,0 +1,32 @@
+"""How long a step should take, from those that were measured: a fixed part and a part per token."""
+
+from __future__ import annotations
+
+SMALL_STEP_TOKENS = 64
+WEIGHT = 0.1  # of the newest step in the moving averages
+
+
+class Throughput:
+    """Times are ns. `cold_ns`: expected of a step until one was measured (kernels are compiled at the first)."""
+
+    def __init__(self, cold_ns: int) -> None:
+        self._cold = cold_ns
+        self._base = 0.0
+        self._per_token = 0.0
+
+    def measured(self, tokens: int, ns: int) -> None:
+        """The averages follow slower steps at once and faster ones slowly: a budget should rather be too long."""
+        if tokens <= SMALL_STEP_TOKENS or not self._base:
+            self._base = _follow(self._base, ns)
+        if tokens > SMALL_STEP_TOKENS:
+            self._per_token = _follow(self._per_token, max(0.0, ns - self._base) / tokens)
+
+    def expected(self, tokens: int) -> int:
+        """Of a step with so many tokens in. Until a large step was seen a token may take as long as a small step."""
+        if not self._base:
+            return self._cold
+        return int(self._base + (self._per_token or self._base) * tokens)
+
+
+def _follow(average: float, value: float) -> float:
+    return value if value > average else (1 - WEIGHT) * average + WEIGHT * value

@@ -1,0 +1,211 @@
+"""The verdict: a pure function over two readings of the flight recorder.
+
+Frozen with work pending is a wedge; idle is healthy, slow is healthy. Whoever is named was given more time than its
+work should take: a step's budget is a factor over what the measured throughput says for it, and never below a floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from sluice_engine.health.layout import Phase, State
+from sluice_engine.health.reading import Reading, RowReading, Thread
+from sluice_engine.health.watched import Reason, Watched
+
+
+class Kind(StrEnum):
+    IDLE = "idle"
+    PROGRESSING = "progressing"
+    SLOW = "slow"
+    WEDGED = "wedged"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`culprit`: a row or a process. `doing`: its last phase and words. `age_s`: frozen (or slow) for so long, of
+    `budget_s`. `pending`: what waits for it."""
+
+    kind: Kind
+    reason: str = ""
+    culprit: str = ""
+    doing: str = ""
+    age_s: float = 0.0
+    budget_s: float = 0.0
+    pending: int = 0
+    detail: str = ""
+
+    @property
+    def is_fatal(self) -> bool:
+        return self.kind in (Kind.WEDGED, Kind.DEAD)
+
+    def as_dict(self) -> dict[str, object]:
+        told = asdict(self)
+        return {"verdict": told.pop("kind"), **told, "age_s": round(self.age_s, 3), "budget_s": round(self.budget_s, 3)}
+
+    def __str__(self) -> str:
+        """One line, for a termination message."""
+        if not self.is_fatal:
+            return self.kind.value
+        told = f"{self.kind.value.capitalize()}: {self.reason}: {self.culprit}"
+        if self.kind is Kind.WEDGED:
+            told += f" was {self.doing or 'idle'} for {self.age_s:.1f} s of {self.budget_s:.1f} s"
+            told += f" with {self.pending} pending" if self.pending else ""
+        return told + (f" ({self.detail})" if self.detail else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """Seconds. `factor` times the expected time of the work in hand is its budget, and never less than `floor_s`.
+    `start_s`: a start that loads nothing further. `slow`: share of the budget from which on it is called slow."""
+
+    floor_s: float = 30.0
+    factor: float = 20.0
+    start_s: float = 120.0
+    slow: float = 0.5
+
+    def of(self, expected_ns: int) -> float:
+        return max(self.floor_s, self.factor * expected_ns / 1e9)
+
+
+IDLE = Verdict(Kind.IDLE)
+
+
+def verdict(before: Reading, after: Reading, budgets: Budgets, watched: Sequence[Watched]) -> Verdict:
+    """`before` comes from `carry`. The first check that has something fatal to say says it; else the slowest."""
+    checks: tuple[Callable[[], Iterable[Verdict]], ...] = (
+        lambda: _dead_processes(after),
+        lambda: _dead_threads(after, watched),
+        lambda: _frozen_loops(before, after, budgets, watched),
+        lambda: _frozen_work(before, after, budgets, watched),
+        lambda: _stalled_start(before, after, budgets),
+    )
+    slowest = IDLE
+    for check in checks:
+        found = list(check())
+        fatal = [told for told in found if told.is_fatal]
+        if fatal:
+            return max(fatal, key=lambda told: told.age_s)  # who froze first holds up the others
+        slowest = max([slowest, *found], key=lambda told: (told.kind is Kind.SLOW, told.age_s))
+    if slowest.kind is Kind.SLOW:
+        return slowest
+    return Verdict(Kind.PROGRESSING) if any(row.pending for row in after.rows.values()) else IDLE
+
+
+_DEATHS = {"leader": Reason.LEADER_DEAD, "sidecar": Reason.SIDECAR_DEAD, "gateway": Reason.GATEWAY_DEAD}
+
+
+def _dead_processes(after: Reading) -> Iterable[Verdict]:
+    for gone in after.exits:
+        reason = gone.reason or _reason_of_death(gone.process)
+        status = "" if gone.status is None else f"ended with {gone.status}"
+        detail = ": ".join(part for part in (status, gone.detail) if part)
+        row = next((row for row in after.rows.values() if row.name.startswith(f"{gone.process}.")), None)
+        yield Verdict(Kind.DEAD, reason, gone.process, "" if row is None else _doing(row), detail=detail)
+
+
+def _reason_of_death(process: str) -> str:
+    if process.startswith("rank"):
+        return Reason.RANK_DEAD
+    return _DEATHS.get(process, Reason.ZYGOTE_DEAD)
+
+
+def _dead_threads(after: Reading, watched: Sequence[Watched]) -> Iterable[Verdict]:
+    """A thread whose loop has ended while its process lives on. Its process's own death is told before."""
+    for thread in watched:
+        row = after.rows.get(thread.name)
+        if row is None or not (row.state is State.FAILED or (row.state is State.RUNNING and row.thread is Thread.GONE)):
+            continue
+        reason = Reason.LEASE_THREAD_DEAD if thread.frozen is Reason.LEASE_THREAD_DEAD else Reason.THREAD_DEAD
+        yield Verdict(Kind.DEAD, reason, row.name, _doing(row), detail=row.doing)
+
+
+def _frozen_loops(before: Reading, after: Reading, budgets: Budgets, watched: Sequence[Watched]) -> Iterable[Verdict]:
+    """A loop that turns by itself at least once a second, and does not."""
+    for thread in watched:
+        old, row = before.rows.get(thread.name), after.rows.get(thread.name)
+        # While it loads it has no turns; `_stalled_start` looks after it.
+        if row is not None and row.phase in (Phase.STARTING, Phase.LOADING):
+            continue
+        if not thread.ticks or old is None or row is None or not _same_life(old, row) or old.ticks != row.ticks:
+            continue
+        age, budget = after.at_s - old.ticked_s, budgets.of(_expected(row, after))
+        yield from _judge(age, budget, budgets.slow, _reason_of_frozen(thread, row), row)
+
+
+def _reason_of_frozen(thread: Watched, row: RowReading) -> tuple[str, str]:
+    """(reason, culprit): where it was last says more than that it does not turn."""
+    process = thread.process
+    if row.phase is Phase.DEVICE and thread.frozen is Reason.RANK_FROZEN:
+        return Reason.DEVICE_STUCK, f"{process}.device"
+    if row.phase is Phase.COLLECTIVE:
+        return Reason.COLLECTIVE_STUCK, f"{process}.collective"
+    if row.phase is Phase.SERVING and thread.frozen is Reason.SCHEDULER_FROZEN and row.thread is not Thread.STOPPED:
+        return Reason.EVENT_LOOP_BLOCKED, row.name
+    return thread.frozen, row.name
+
+
+def _frozen_work(before: Reading, after: Reading, budgets: Budgets, watched: Sequence[Watched]) -> Iterable[Verdict]:
+    """Something is pending, and the counter that should move stands."""
+    for thread in watched:
+        old, row = before.rows.get(thread.name), after.rows.get(thread.name)
+        if old is None or row is None or not _same_life(old, row):
+            continue
+        if not (old.pending and row.pending and old.progress == row.progress):
+            continue
+        age, budget = after.at_s - old.progressed_s, budgets.of(_expected(row, after))
+        yield from _judge(age, budget, budgets.slow, _reason_of_stalled(thread, row, after), row)
+
+
+def _reason_of_stalled(thread: Watched, row: RowReading, after: Reading) -> tuple[str, str]:
+    """A step that does not come back is not the leader's fault: the rank that has not answered is named."""
+    if thread.name == "leader.loop" and row.phase is not Phase.PLANNING:
+        for name, loop in after.rows.items():
+            if name.startswith("rank") and name.endswith(".loop") and loop.progress < row.step:
+                stuck = after.rows.get(name.replace(".loop", ".device"))
+                if stuck is not None and stuck.pending:
+                    return Reason.DEVICE_STUCK, stuck.name
+                return Reason.RANK_FROZEN, name
+        if row.progress < row.step:
+            return Reason.SCHEDULER_FROZEN, row.name  # all ranks have answered
+    return thread.stalled, row.name
+
+
+def _stalled_start(before: Reading, after: Reading, budgets: Budgets) -> Iterable[Verdict]:
+    if after.started or before.started or before.loaded != after.loaded:
+        return
+    age = after.at_s - before.loaded_s
+    last = max(after.rows.values(), key=lambda row: row.phase_since_ns, default=RowReading("supervisor"))
+    absent = next((row.name for row in after.rows.values() if row.state is State.ABSENT), last.name)
+    yield from _judge(age, max(budgets.start_s, budgets.floor_s), budgets.slow, (Reason.START_STALLED, absent), last)
+
+
+def _judge(age: float, budget: float, slow: float, blame: tuple[str, str], row: RowReading) -> Iterable[Verdict]:
+    reason, culprit = blame
+    if age > budget:
+        yield Verdict(Kind.WEDGED, reason, culprit, _doing(row), age, budget, row.pending, _stopped(row))
+    elif row.pending and age > slow * budget:
+        yield Verdict(Kind.SLOW, reason, culprit, _doing(row), age, budget, row.pending)
+
+
+def _expected(row: RowReading, after: Reading) -> int:
+    """The leader knows how long the step should take that a rank is at."""
+    leader = after.rows.get("leader.loop")
+    if leader is not None and row.name.startswith("rank"):
+        return max(row.expected_ns, leader.expected_ns)
+    return row.expected_ns
+
+
+def _same_life(old: RowReading, row: RowReading) -> bool:
+    return old.life == row.life and old.state is State.RUNNING and row.state is State.RUNNING
+
+
+def _doing(row: RowReading) -> str:
+    phase = row.phase.name.lower()
+    return f"{phase}: {row.doing}" if row.doing else phase
+
+
+def _stopped(row: RowReading) -> str:
+    return "its process is stopped by a signal" if row.thread is Thread.STOPPED else ""

@@ -1,0 +1,81 @@
+"""The supervisor's eye: reads the recorder again and again and keeps the verdict. Time is handed to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from sluice_engine.health.layout import State
+from sluice_engine.health.proc import thread_state
+from sluice_engine.health.reading import Copy, Exit, Reading, RowReading, Thread, carry, look_at_threads
+from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.verdict import IDLE, Budgets, Kind, Verdict, verdict
+from sluice_engine.health.watched import Watched
+
+PERIOD_S = 0.25
+# A reader that did not run itself for longer than this has seen nothing of what the others did meanwhile.
+MAX_GAP_S = 1.0
+MAX_WINDOW_S = 3600.0
+
+
+def _loaded(rows: Mapping[str, RowReading]) -> int:
+    """Grows while a start makes progress: bytes of weights, and threads that have begun."""
+    running = sum(row.state is State.RUNNING for row in rows.values())
+    return running + sum(row.count_a for name, row in rows.items() if name.startswith("rank"))
+
+
+class Watch:
+    """`clock`: monotonic seconds. `look`: the kernel's word on a thread."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        watched: Sequence[Watched],
+        budgets: Budgets,
+        clock: Callable[[], float],
+        look: Callable[[int, int], Thread] = thread_state,
+    ) -> None:
+        self.budgets = budgets
+        self.watched = tuple(watched)
+        self.started = False
+        self.loaded = 0
+        self.verdict: Verdict = IDLE
+        self.reading: Reading | None = None
+        self._recorder = recorder
+        self._clock = clock
+        self._look = look
+        self._before: Reading | None = None
+        self._exits: list[Exit] = []
+        self._observed = 0.0
+        self._looked_at = clock()
+        self._window_ends = 0.0
+
+    def exited(self, gone: Exit) -> None:
+        self._exits.append(gone)
+
+    def maintain(self, seconds: float) -> float:
+        """From now on nothing is called a wedge; expires by itself, at the latest after MAX_WINDOW_S. 0 ends it.
+        Returns the seconds granted. A death is a death all the same."""
+        granted = min(max(0.0, seconds), MAX_WINDOW_S)
+        self._window_ends = self._clock() + granted
+        return granted
+
+    @property
+    def maintenance_s(self) -> float:
+        """What is left of the window."""
+        return max(0.0, self._window_ends - self._clock())
+
+    def look(self) -> Verdict:
+        """Read, compare, judge. What froze in a maintenance window gets its whole budget after it."""
+        now = self._clock()
+        self._observed += min(max(0.0, now - self._looked_at), MAX_GAP_S)
+        self._looked_at = now
+        rows = look_at_threads(Copy(self._recorder.view).rows(), self._look)
+        self.loaded = _loaded(rows)
+        after = Reading(self._observed, rows, self.started, self.loaded, exits=tuple(self._exits))
+        told = verdict(self._before, after, self.budgets, self.watched) if self._before is not None else IDLE
+        if told.kind is Kind.WEDGED and self.maintenance_s > 0:
+            told = Verdict(Kind.SLOW, told.reason, told.culprit, told.doing, told.age_s, told.budget_s, told.pending)
+            self._before = None
+        self._before = carry(self._before, after)
+        self.reading, self.verdict = after, told
+        return told
