@@ -238,8 +238,9 @@ class Leader:
         frame = hooks.change("leader.frame", frame)
         self._planned, self._sent_at = planned, self.clock()
         self._awaiting = {link.rank: None for link in self.ranks}
-        for link in self.ranks:
-            link.send(frame)
+        if frame:
+            for link in self.ranks:
+                link.send(frame)
         tokens = sum(work.q_len for batch in planned.record.batches for work in batch.rows)
         self.marks.sent(planned.record.number, frame, chain, tokens, sum(len(b.rows) for b in planned.record.batches))
 

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from sluice_engine import hooks
 from sluice_engine.errors import EngineError
 from sluice_engine.lease.thread import LeaseThread
 from sluice_engine.server import build_server
@@ -165,6 +166,7 @@ class _SourceLease:
         a reader task that died in silence would leave its lease to nobody."""
         try:
             while (message := await self._context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+                hooks.reach("lease.message")
                 self._events.put_nowait(_event_of(decode_reader_message(message)))
             self._events.put_nowait((LeaseEvent.STREAM_ENDED, None))
         except Exception as error:  # bytes that are no message at all come as gRPC's own errors

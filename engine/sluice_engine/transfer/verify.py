@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from sluice_engine import hooks
+from sluice_engine.health.layout import Phase
+from sluice_engine.health.recorder import Row, unrecorded
 from sluice_engine.pool import Pools, RecordPool
 from sluice_engine.step import PullItem
 from sluice_engine.transfer.contract import Failure
@@ -118,14 +121,19 @@ class SliceVerifier:
 class ThreadVerifier:
     """In a thread of its own: numpy sums without the interpreter's lock, so copying goes on meanwhile."""
 
-    def __init__(self, pools: Pools, policy: VerifyPolicy = VerifyPolicy()) -> None:
+    def __init__(self, pools: Pools, policy: VerifyPolicy = VerifyPolicy(), row: Row | None = None) -> None:
+        """`row`: this thread's; what is pending in it is said by whoever submits and collects."""
         self._checker = _Checker(pools, policy)
+        self._row = row or unrecorded("verifier")
+        self._submitted = self._collected = 0
         self._asked: queue.SimpleQueue[tuple[int, PullItem] | None] = queue.SimpleQueue()
-        self._told: queue.SimpleQueue[Verdict | Exception] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[Verdict | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="sluice-verify", daemon=True)
         self._thread.start()
 
     def submit(self, serial: int, items: Sequence[PullItem]) -> None:
+        self._submitted += len(items)
+        self._row.pending(self._submitted - self._collected)
         for item in items:
             self._asked.put((serial, item))
 
@@ -133,9 +141,12 @@ class ThreadVerifier:
         verdicts: list[Verdict] = []
         while not self._told.empty():
             told = self._told.get()
-            if isinstance(told, Exception):
+            if isinstance(told, BaseException):
                 raise told
             verdicts.append(told)
+        if verdicts:
+            self._collected += len(verdicts)
+            self._row.pending(self._submitted - self._collected)
         return verdicts
 
     def close(self) -> None:
@@ -143,8 +154,14 @@ class ThreadVerifier:
         self._thread.join()
 
     def _run(self) -> None:
+        self._row.begin(Phase.VERIFYING)
+        verified = 0
         try:
             while (asked := self._asked.get()) is not None:
+                hooks.reach("sidecar.verify")
                 self._told.put(self._checker.check(*asked))
-        except Exception as error:
+                verified += 1
+                self._row.progress(verified)
+        except BaseException as error:
+            self._row.end(failed=True)
             self._told.put(error)
