@@ -39,7 +39,6 @@ class Watch:
         self.started = False
         self.loaded = 0
         self.verdict: Verdict = IDLE
-        self.reading: Reading | None = None
         self._recorder = recorder
         self._clock = clock
         self._look = look
@@ -77,5 +76,5 @@ class Watch:
             told = Verdict(Kind.SLOW, told.reason, told.culprit, told.doing, told.age_s, told.budget_s, told.pending)
             self._before = None
         self._before = carry(self._before, after)
-        self.reading, self.verdict = after, told
+        self.verdict = told
         return told
