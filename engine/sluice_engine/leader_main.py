@@ -20,7 +20,7 @@ import uvloop
 
 from sluice_engine.errors import RankFault
 from sluice_engine.leader import Leader
-from sluice_engine.processes import die_with_parent, say
+from sluice_engine.processes import die_with_parent, say, settle_heap
 from sluice_engine.rank import LoadProgress, RankMessage
 from sluice_engine.rank_server import RankServer
 from sluice_engine.server import start_engine_server
@@ -79,6 +79,7 @@ class LeaderProcess:
         leader.ranks.extend(self.ranks.links)
         server, address = await start_engine_server(leader, self._hello, spec.host, spec.key)
         self._servers.append(server)
+        settle_heap()
         say(
             "ready",
             role=spec.role.value,

@@ -18,7 +18,7 @@ from sluice_engine import wire
 from sluice_engine.executor import Executor
 from sluice_engine.mirror import RecordMirror
 from sluice_engine.pool import Pools, map_pools
-from sluice_engine.processes import die_with_parent
+from sluice_engine.processes import die_with_parent, settle_heap
 from sluice_engine.scripted import Script, ScriptedModel
 from sluice_engine.spec import EngineSpec, ResolvedEngine, load_spec, resolve
 from sluice_engine.step import BatchModel, StepDivergence, StepResult
@@ -82,6 +82,7 @@ def serve(spec: EngineSpec, rank: int, memory_fd: int) -> None:
     """Until the leader is gone. A step that cannot be executed is reported, and ends this process."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect(spec.socket_path)
+    frames = wire.FrameSocket(sock)
 
     def say(message: RankMessage) -> None:
         wire.send_frame(sock, encode_rank_message(message))
@@ -92,8 +93,9 @@ def serve(spec: EngineSpec, rank: int, memory_fd: int) -> None:
         pools, mirror = map_pools(memory_fd, resolved.layouts, resolved.pools), RecordMirror(resolved.pools)
         model = build_model(spec, resolved, pools, mirror, lambda loaded, total: say(LoadProgress(rank, loaded, total)))
         executor = Executor(rank, pools, mirror, model)
+        settle_heap()
         say(RankReady(rank))
-        while (frame := wire.receive_frame(sock)) is not None:
+        while (frame := frames.receive()) is not None:
             say(StepExecuted(executor.execute_frame(frame)))
     except (BrokenPipeError, ConnectionResetError):
         return  # the leader is gone
