@@ -27,7 +27,7 @@ from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.leader import Leader
-from sluice_engine.processes import die_with_parent, say
+from sluice_engine.processes import die_with_parent, say, settle_heap
 from sluice_engine.rank import LoadProgress, RankMessage
 from sluice_engine.rank_server import RankServer
 from sluice_engine.sequence import Mode, SequenceSpec
@@ -103,6 +103,7 @@ class LeaderProcess:
         await warm_up(leader)
         server, address = await start_engine_server(leader, self._hello, self._health, spec.host, spec.key)
         self._servers.append(server)
+        settle_heap()
         say(
             "ready",
             role=spec.role.value,

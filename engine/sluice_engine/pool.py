@@ -57,13 +57,14 @@ class RecordPool:
         self.layout = layout
         self.num_records = num_records
         self.buffer = buffer
-        self._records = buffer.reshape(num_records, layout.stride)
+        self._records: NDArray[np.uint8] = buffer.reshape(num_records, layout.stride)[:, : layout.record_bytes]
 
     def record(self, record: int) -> NDArray[np.uint8]:
         """The record's bytes, trailer included, without the stride's slack. A view."""
         if not 0 <= record < self.num_records:
             raise IndexError(f"{self.layout.kind.value} record {record} of {self.num_records}")
-        return self._records[record, : self.layout.record_bytes]
+        view: NDArray[np.uint8] = self._records[record]
+        return view
 
     def zero(self, record: int) -> None:
         """What a life begins with, so that equal content means equal bytes."""

@@ -29,7 +29,9 @@ def probe_routes(guard: Guard) -> Mapping[str, Route]:
         return json_answer(200 if guard.is_live else 503, verdict_of(guard))
 
     def ready(_: Query) -> Answer:
-        return json_answer(200 if guard.is_ready else 503, verdict_of(guard) | {"ready": guard.is_ready, "canary": CANARY})
+        return json_answer(
+            200 if guard.is_ready else 503, verdict_of(guard) | {"ready": guard.is_ready, "canary": CANARY}
+        )
 
     def started(_: Query) -> Answer:
         done = guard.watch.started and not guard.watch.verdict.is_fatal

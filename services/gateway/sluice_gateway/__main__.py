@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
 
+from sluice_engine.processes import settle_heap
 from sluice_gateway.app import create_app
 from sluice_gateway.client import grpc_factory
 from sluice_gateway.fleet import Fleet, FleetError, Member
@@ -86,6 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     app = create_app(settings, tokenizer, lambda address: grpc_factory(address, key), block_keys=keys_of)
 
     def on_ready() -> None:
+        settle_heap()
         line = json.dumps({"url": url_of(sock), "pid": os.getpid()})
         print(line, flush=True)
         if arguments.ready_file is not None:
