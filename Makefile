@@ -65,4 +65,4 @@ clean: ## remove the environment and the caches
 
 RESULTS ?= chaos.jsonl
 
-.PHONY: help setup up check test chaos fmt proto lock clean
+.PHONY: help setup up check test fmt chaos proto lock clean

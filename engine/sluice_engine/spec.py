@@ -12,6 +12,7 @@ from sluice_engine.errors import SpecError
 from sluice_engine.fingerprint import config_digest, revision_digest
 from sluice_engine.health.layout import FILE_NAME as RECORDER_FILE
 from sluice_engine.limits import Limits, SnapshotPolicy
+from sluice_engine.log import LogFormat
 from sluice_engine.model.config import load_model_config
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import Role
@@ -70,7 +71,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `model`: a directory as Hugging Face lays it out. `memory_bytes`: of all pools. `transport`: nixl | stream.
     `verify`: full | sample. `key`: shared by everything that one `sluice up` starts. `faults`: a directory to take
-    orders from, where a fault package is installed (hooks.py).
+    orders from, where a fault package is installed (hooks.py). `otlp`: where traces go; see tracing.py.
     """
 
     role: Role
@@ -95,6 +96,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     perturb: int | None = None
     health: HealthSpec = HealthSpec()
     faults: str = ""
+    log: LogFormat = LogFormat.HUMAN
+    otlp: str = ""
 
     @property
     def socket_path(self) -> str:

@@ -29,8 +29,8 @@ class SidecarMarks:
         return unrecorded(name) if self._recorder is None else self._recorder.row(name)
 
     def polled(self, puller: Puller, now: float) -> None:
-        """After each turn of the poller, on its thread. The puller ends a READ that does not end by a deadline of its own:
-        until that has passed, a peer's fault must not look like this thread's, and nothing counts as pending."""
+        """After each turn of the poller, on its thread. The puller ends a READ that does not end, by a deadline of its
+        own: until that has passed nothing counts as pending, or a peer's fault would look like this thread's."""
         row = self.poller
         row.tick()
         row.progress(sum(puller.counters[name] for name in _MOVES))

@@ -11,6 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
 
+from sluice_engine import log
+from sluice_engine.errors import SpecError
+from sluice_engine.log import LogFormat
+from sluice_engine.processes import settle_heap
+from sluice_engine.tracing import make_tracer
 from sluice_gateway.app import create_app
 from sluice_gateway.client import grpc_factory
 from sluice_gateway.fleet import Fleet, FleetError, Member
@@ -40,6 +45,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--max-body-bytes", type=int, default=32 * 1024 * 1024)
     parser.add_argument("--shutdown-s", type=float, default=10.0, help="how long running requests may take at the end")
+    parser.add_argument("--log", type=LogFormat, choices=list(LogFormat), default=LogFormat.HUMAN)
+    parser.add_argument("--otlp", default="", metavar="URL", help="where traces go; see docs/observability.md")
     parser.add_argument("--ready-file", type=Path, help="gets the line that stdout gets when ready to accept")
     arguments = parser.parse_args(argv)
     if arguments.fleet_file is not None and any(getattr(arguments, role) for role in Role):
@@ -76,16 +83,19 @@ def keys_of(fingerprint: Fingerprint, tokens: tuple[int, ...], page_tokens: int)
 def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
+    log.configure(arguments.log, "gateway")
     try:
         settings, tokenizer = make_settings(arguments), load_tokenizer(arguments.tokenizer)
         key = "" if arguments.key_file is None else arguments.key_file.read_text().strip()
         sock = listen(arguments.listen)
-    except (OSError, ValueError, TokenizerError, FleetError) as error:
+        tracer = make_tracer(arguments.otlp, "gateway", settings.gateway_id[:8])
+    except (OSError, ValueError, TokenizerError, FleetError, SpecError) as error:
         print(f"sluice_gateway: {error}", file=sys.stderr)
         return 2
-    app = create_app(settings, tokenizer, lambda address: grpc_factory(address, key), block_keys=keys_of)
+    app = create_app(settings, tokenizer, lambda address: grpc_factory(address, key), block_keys=keys_of, tracer=tracer)
 
     def on_ready() -> None:
+        settle_heap()
         line = json.dumps({"url": url_of(sock), "pid": os.getpid()})
         print(line, flush=True)
         if arguments.ready_file is not None:
