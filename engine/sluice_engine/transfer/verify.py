@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from sluice_engine import hooks
+from sluice_engine.health.layout import Phase
+from sluice_engine.health.recorder import Row, unrecorded
 from sluice_engine.pool import Pools, RecordPool
 from sluice_engine.step import PullItem
 from sluice_engine.transfer.contract import Failure
@@ -146,8 +149,9 @@ class SliceVerifier:
 class ThreadVerifier:
     """In a thread of its own: numpy sums without the interpreter's lock, so copying goes on meanwhile."""
 
-    def __init__(self, pools: Pools, policy: VerifyPolicy = VerifyPolicy()) -> None:
+    def __init__(self, pools: Pools, policy: VerifyPolicy = VerifyPolicy(), row: Row | None = None) -> None:
         self._checker = _Checker(pools, policy)
+        self._row = row or unrecorded("sidecar.verifier")
         # Deques need no lock. One wake for all that is submitted at once, for a wake costs more than a trailer's check.
         self._asked: deque[_Check] = deque()
         self._told: deque[Verdict | Exception] = deque()
@@ -177,10 +181,18 @@ class ThreadVerifier:
         self._thread.join()
 
     def _run(self) -> None:
+        row, checked = self._row, 0
+        row.begin(Phase.IDLE)
         try:
             while self._wake.get():
+                row.enter(Phase.VERIFYING)
+                row.pending(1)
+                hooks.reach("sidecar.verify")
                 while self._check_one():
-                    pass
+                    checked += 1
+                    row.progress(checked)
+                row.pending(0)
+                row.enter(Phase.IDLE)
         except Exception as error:
             self._told.append(error)
 
