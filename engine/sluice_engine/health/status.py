@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sluice_engine.health.guard import Guard
 
 STACKS_S = 2.0
+EVENTS_TOLD = 20
 
 
 def probe_routes(guard: Guard) -> Mapping[str, Route]:
@@ -100,12 +101,14 @@ def status_of(guard: Guard) -> dict[str, Any]:
     copy = Copy(guard.recorder.view)
     return verdict_of(guard) | {
         "ready": guard.is_ready,
+        "message": str(guard.watch.verdict),
         "pids": dict(guard.service.pids()),
         "memory_bytes": {name: resident_bytes(pid) for name, pid in guard.service.pids().items()},
         "rows": rows_of(guard),
         "books": copy.mirror(Blob.BOOKS).value,
         "transfers": without_pulls(copy.mirror(Blob.TRANSFERS).value),
         "gateway": copy.mirror(Blob.GATEWAY).value,
+        "events": events_of(guard)[-EVENTS_TOLD:],
         "debug_port": guard.debug_port,
     }
 

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sluice_engine.health.recorder import Recorder
 from sluice_gateway.dispatch import Clock
 from sluice_gateway.endpoints import Endpoints
 from sluice_gateway.engine import ClientFactory
@@ -37,9 +38,10 @@ def create_app(
     random: Random | None = None,
     new_id: Callable[[], str] = lambda: uuid4().hex,
     block_keys: BlockKeys = no_keys,
+    recorder: Recorder | None = None,
 ) -> FastAPI:
     """`app.state.gateway` is the Gateway. The links live from the application's start-up to its shutdown."""
-    gateway = Gateway(settings, tokenizer, clients, clock, random or Random(), block_keys)
+    gateway = Gateway(settings, tokenizer, clients, clock, random or Random(), block_keys, recorder)
     endpoints = Endpoints(gateway, wall, new_id)
 
     @asynccontextmanager
