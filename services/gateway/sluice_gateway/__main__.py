@@ -75,6 +75,7 @@ def make_settings(arguments: argparse.Namespace) -> Settings:
         outage_s=arguments.outage_s,
         max_body_bytes=arguments.max_body_bytes,
         shutdown_s=arguments.shutdown_s,
+        supervisor=arguments.supervisor,
         sampling_defaults=sampling_defaults(read_config(config), str(config)),
     )
 

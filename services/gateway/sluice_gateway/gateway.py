@@ -11,6 +11,7 @@ from typing import Any
 from sluice_engine.health.recorder import Recorder
 from sluice_gateway import errors
 from sluice_gateway.answer import Ask, Choice, Outcome
+from sluice_gateway.board import StatusBoard
 from sluice_gateway.counters import Counters
 from sluice_gateway.detokenize import Pieces
 from sluice_gateway.dispatch import Clock, Dispatcher
@@ -57,6 +58,7 @@ class Gateway:
         self.dispatcher = Dispatcher(
             self.members.links, clock, settings.max_queued, settings.outage_s, random, block_keys
         )
+        self.board = StatusBoard(self.report, settings.supervisor, clock)
         self._watcher: asyncio.Task[None] | None = None
         self._turn: asyncio.TimerHandle | None = None
         self._running: set[asyncio.Task[Any]] = set()
@@ -245,6 +247,7 @@ class Gateway:
             for link in self.members.links.values()
         ]
         return {
+            "model": self.settings.model_name,
             "ready": not self.not_ready(),
             "reason": self.not_ready(),
             "queued": self.dispatcher.queued,
