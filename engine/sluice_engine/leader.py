@@ -44,6 +44,7 @@ from sluice_records import RecordKind
 STEP_TIMES_KEPT = 200
 MAX_BOUNDARY_HINTS = 256
 IDLE_CHECK_S = 0.25
+EMPTY_S = 0.001
 
 
 class RankLink(Protocol):
@@ -388,6 +389,13 @@ class Leader:
         """Of requests without a token yet."""
         arrivals = [g.arrived for g in self.generations.values() if g.stream.sent == 0]
         return self.clock() - min(arrivals) if arrivals else 0.0
+
+    async def emptied(self) -> None:
+        """Until the last sequence's records are back; a sequence ends a turn or two before that."""
+        while not self.is_empty:
+            turn: asyncio.Future[None] = self._loop.create_future()
+            self._loop.call_later(EMPTY_S, turn.set_result, None)
+            await turn
 
     def load(self) -> Load:
         pages = self.state.ledger.count(RecordKind.PAGE)

@@ -18,22 +18,20 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from sluice_engine import hooks
-from sluice_engine.health.evidence import EvidenceLimits
-from sluice_engine.health.guard import Guard, Policy, Service
-from sluice_engine.health.incidents import QuarantinePolicy
+from sluice_engine.health.guard import Guard, Service
 from sluice_engine.health.reading import Exit
-from sluice_engine.health.verdict import Budgets, Verdict
+from sluice_engine.health.verdict import Verdict
 from sluice_engine.health.watched import Reason, engine_rows
 from sluice_engine.pool import create_memory
-from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, json_lines, say
-from sluice_engine.spec import EngineSpec, HealthSpec, load_spec, resolve
+from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, say
+from sluice_engine.spec import EngineSpec, load_spec, resolve
+from sluice_engine.supervision import announce, child_events, policy_of, probe_url
 from sluice_engine.transfer.sidecar import EXIT_LEADER_GONE, EXIT_SPEC, EXIT_THREAD_DIED, EXIT_UNAVAILABLE
 from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, write_spec
 from sluice_engine.transfer.verify import VerifyLevel, VerifyPolicy
@@ -53,17 +51,6 @@ class ChildDied(Exception):
     def __init__(self, process: str, status: int | None, reason: str = "", detail: str = "") -> None:
         super().__init__(f"{process} ended with {status}{': ' if detail else ''}{detail}")
         self.exit = Exit(process, status, reason, detail)
-
-
-def policy_of(health: HealthSpec) -> Policy:
-    return Policy(
-        Budgets(health.floor_s, health.factor, health.start_s),
-        QuarantinePolicy(health.quarantine_after, health.quarantine_window_s, health.quarantine_s),
-        EvidenceLimits(health.max_bundles, health.max_bundle_mib << 20),
-        Path(health.evidence_dir) if health.evidence_dir else None,
-        Path(health.termination_path) if health.termination_path else None,
-        health.debug_port,
-    )
 
 
 class Supervisor:
@@ -113,13 +100,7 @@ class Supervisor:
             loop.add_signal_handler(sig, self._stopping.set)
         self._memory = create_memory(self._resolved.layouts, self._resolved.pools, self.spec.name)
         await self.guard.start(self.spec.host)
-        say(
-            "supervising",
-            pid=os.getpid(),
-            name=self.spec.name,
-            probes=f"http://{self.spec.host}:{self.guard.probe_port}",
-            debug=f"http://127.0.0.1:{self.guard.debug_port}",
-        )
+        announce(self.guard, self.spec.host)
         tasks: list[asyncio.Task[Any]] = [loop.create_task(self._stopping.wait())]
         try:
             tasks.append(loop.create_task(self.guard.run()))
@@ -197,9 +178,10 @@ class Supervisor:
         argv = (
             *("-m", "sluice_engine.leader_main", "--spec", str(self._spec_path)),
             *("--memory-fd", str(self._memory), "--parent", str(os.getpid())),
+            *("--health-address", probe_url(self.guard, self.spec.host)),
         )
         leader = await self._exec("leader", *argv, pass_fds=(self._memory,))
-        async for event in _events(leader):
+        async for event in child_events(leader):
             if event["event"] == "listening":
                 break
         else:
@@ -207,7 +189,7 @@ class Supervisor:
         return leader
 
     async def _watch(self, name: str, process: asyncio.subprocess.Process) -> None:
-        async for event in _events(process):
+        async for event in child_events(process):
             if event["event"] == "ready":
                 self._fingerprint = event
                 self.guard.started()
@@ -235,7 +217,7 @@ class Supervisor:
         while True:
             process = await self._spawn_sidecar()
             last: dict[str, object] = {}
-            async for last in _events(process):
+            async for last in child_events(process):
                 say("sidecar", **{f"sidecar_{key}": value for key, value in last.items()})
             status = await process.wait()
             if self._stopping.is_set() or (status == EXIT_LEADER_GONE and await self._is_leader_gone()):
@@ -324,7 +306,7 @@ class Supervisor:
         process = await self._exec(
             "zygote", "-m", "sluice_engine.zygote", "--socket", path, "--parent", str(os.getpid())
         )
-        async for event in _events(process):
+        async for event in child_events(process):
             if event["event"] == "zygote-ready":
                 return path
         raise ChildDied("zygote", await process.wait(), Reason.ZYGOTE_DEAD)
@@ -376,21 +358,6 @@ async def _connect_zygote(path: str) -> socket.socket:
             except (FileNotFoundError, ConnectionRefusedError):
                 sock.close()
                 await asyncio.sleep(0.05)
-
-
-async def _events(process: asyncio.subprocess.Process) -> AsyncIterator[dict[str, object]]:
-    """JSON lines of a child; anything else it prints goes to stderr."""
-    assert process.stdout is not None
-    async for event in json_lines(process.stdout, _to_stderr):
-        if "event" in event:
-            yield event
-        else:
-            _to_stderr(json.dumps(event).encode() + b"\n")
-
-
-def _to_stderr(noise: bytes) -> None:
-    sys.stderr.buffer.write(noise)
-    sys.stderr.flush()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -81,6 +81,7 @@ def encode_engine_hello(value: g.EngineHello) -> e.EngineHelloReply:
         source_address=value.source_address,
         pid=value.pid,
         vocab_size=value.vocab_size,
+        health_address=value.health_address,
     )
 
 
@@ -99,6 +100,7 @@ def decode_engine_hello(message: e.EngineHelloReply) -> g.EngineHello:
         pid=message.pid,
         vocab_size=message.vocab_size,
         schema_version=message.schema_version,
+        health_address=message.health_address,
     )
 
 

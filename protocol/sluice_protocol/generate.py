@@ -28,6 +28,8 @@ class EndReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineHello:
+    """`health_address`: http://HOST:PORT of its supervisor; empty where there is none."""
+
     role: Role
     fingerprint: Fingerprint
     incarnation: str
@@ -37,6 +39,7 @@ class EngineHello:
     pid: int
     vocab_size: int
     schema_version: int = SCHEMA_VERSION
+    health_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

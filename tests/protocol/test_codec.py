@@ -143,7 +143,7 @@ def test_source_hello(value):
     assert codec.decode_source_hello(codec.encode_source_hello(value)) == value
 
 
-@given(st.builds(EngineHello, st.sampled_from(Role), fingerprints, text, u32, u32, text, u32, u32))
+@given(st.builds(EngineHello, st.sampled_from(Role), fingerprints, text, u32, u32, text, u32, u32, u32, text))
 def test_engine_hello(value):
     assert codec.decode_engine_hello(codec.encode_engine_hello(value)) == value
 

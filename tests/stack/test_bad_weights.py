@@ -127,11 +127,11 @@ def test_nan_after_the_handoff_ends_the_stream_with_an_error(stack: RunningStack
     assert_well(stack, before, asked=2)
 
 
-@pytest.mark.parametrize("stack", [EVERYTHING], indirect=True)
-def test_weights_that_compute_nothing_but_nan_fail_every_request_at_once(stack: RunningStack) -> None:
-    before = lives(stack)
-    for _ in range(3):
-        status, body = ask(stack, HEALTHY)
-        assert status == 500
-        assert_bad_logits(body["error"])
-    assert_well(stack, before, asked=3)
+def test_weights_that_compute_nothing_but_nan_do_not_start(zygote: str, tmp_path: Path) -> None:
+    """The warm-up makes a real step before anybody is told that the engine is there."""
+    with RunningStack(model=str(damaged(tmp_path / "model", *EVERYTHING)), zygote=zygote) as stack:
+        engine = stack.spawn("decode", "sick", {})
+        died = engine.wait_event(lambda event: event.get("event") == "died" and "cause" in event)
+        assert "WarmUpFailed" in died["cause"]
+        assert "BadLogits" in died["cause"]
+        assert engine.stop() == 1

@@ -39,6 +39,7 @@ class Row:
         put, base = self._numbers, self._base
         put[base + Field.PID] = os.getpid()
         put[base + Field.TID] = threading.get_native_id()
+        put[base + Field.IDENT] = threading.get_ident()
         put[base + Field.PENDING] = put[base + Field.PENDING_SINCE] = put[base + Field.DEADLINE] = 0
         self.enter(phase)
         put[base + Field.STATE] = State.RUNNING

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -150,10 +150,8 @@ class ThreadVerifier:
     """In a thread of its own: numpy sums without the interpreter's lock, so copying goes on meanwhile."""
 
     def __init__(self, pools: Pools, policy: VerifyPolicy = VerifyPolicy(), row: Row | None = None) -> None:
-        """`row`: this thread's; what is pending in it is said by whoever submits and collects."""
         self._checker = _Checker(pools, policy)
-        self._row = row or unrecorded("verifier")
-        self._submitted = self._collected = 0
+        self._row = row or unrecorded("sidecar.verifier")
         # Deques need no lock. One wake for all that is submitted at once, for a wake costs more than a trailer's check.
         self._asked: deque[_Check] = deque()
         self._told: deque[Verdict | BaseException] = deque()
@@ -163,8 +161,6 @@ class ThreadVerifier:
         self._thread.start()
 
     def submit(self, serial: int, items: Sequence[PullItem]) -> None:
-        self._submitted += len(items)
-        self._row.pending(self._submitted - self._collected)
         self._asked += self._checker.plan(serial, items)
         self._wake.put(True)
 
@@ -175,9 +171,6 @@ class ThreadVerifier:
             if isinstance(told, BaseException):
                 raise told
             verdicts.append(told)
-        if verdicts:
-            self._collected += len(verdicts)
-            self._row.pending(self._submitted - self._collected)
         return verdicts
 
     def help(self) -> bool:
@@ -188,24 +181,26 @@ class ThreadVerifier:
         self._thread.join()
 
     def _run(self) -> None:
-        self._row.begin(Phase.VERIFYING)
-        turns = 0
+        row, checked = self._row, 0
+        row.begin(Phase.IDLE)
         try:
             while self._wake.get():
-                turns += 1
-                self._row.progress(turns)  # also when others have helped so much that nothing is left
-                while self._check_one(lambda: hooks.reach("sidecar.verify")):
-                    turns += 1
-                    self._row.progress(turns)
+                row.enter(Phase.VERIFYING)
+                row.pending(1)
+                hooks.reach("sidecar.verify")
+                while self._check_one():
+                    checked += 1
+                    row.progress(checked)
+                row.pending(0)
+                row.enter(Phase.IDLE)
         except BaseException as error:
-            self._row.end(failed=True)
+            row.end(failed=True)
             self._told.append(error)
 
-    def _check_one(self, reach: Callable[[], None] = lambda: None) -> bool:
+    def _check_one(self) -> bool:
         try:
             asked = self._asked.popleft()
         except IndexError:
             return False
-        reach()
         self._told.append(self._checker.check(asked))
         return True

@@ -104,6 +104,7 @@ class EngineHelloReply(_message.Message):
     SOURCE_ADDRESS_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
+    HEALTH_ADDRESS_FIELD_NUMBER: _builtins.int
     schema_version: _builtins.int
     role: _builtins.str
     """prefill | decode | unified"""
@@ -114,6 +115,8 @@ class EngineHelloReply(_message.Message):
     """where readers open leases; empty in role unified"""
     pid: _builtins.int
     vocab_size: _builtins.int
+    health_address: _builtins.str
+    """where its supervisor answers /status, also while the engine is stuck; may be empty"""
     @_builtins.property
     def fingerprint(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -128,10 +131,11 @@ class EngineHelloReply(_message.Message):
         source_address: _builtins.str = ...,
         pid: _builtins.int = ...,
         vocab_size: _builtins.int = ...,
+        health_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "incarnation", b"incarnation", "max_context_tokens", b"max_context_tokens", "page_tokens", b"page_tokens", "pid", b"pid", "role", b"role", "schema_version", b"schema_version", "source_address", b"source_address", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "health_address", b"health_address", "incarnation", b"incarnation", "max_context_tokens", b"max_context_tokens", "page_tokens", b"page_tokens", "pid", b"pid", "role", b"role", "schema_version", b"schema_version", "source_address", b"source_address", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

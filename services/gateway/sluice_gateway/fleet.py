@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sluice_protocol.generate import EngineHello, Load, Role
@@ -73,6 +73,15 @@ class Engine:
         """Share of the running slots in use, 0..1."""
         assert self.load is not None
         return 1.0 - max(0, self.room) / max(1, self.load.max_running)
+
+
+def load_report(load: Load | None) -> dict[str, Any] | None:
+    """For people: without the block keys."""
+    if load is None:
+        return None
+    told = asdict(load)
+    del told["block_keys"], told["incarnation"]
+    return told
 
 
 @dataclass(frozen=True, slots=True)
