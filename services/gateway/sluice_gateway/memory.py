@@ -52,7 +52,8 @@ class _Sequence:
 
 @dataclass(eq=False)
 class MemoryEngine:
-    """One engine process. `faults` and `refusals` are used up by the next tries, in order. `gate` holds the steps."""
+    """One engine process. `faults` and `refusals` are used up by the next tries, in order. `gate` holds the steps, and
+    `voice` the answers to Load."""
 
     role: Role
     next_token: NextToken
@@ -76,6 +77,8 @@ class MemoryEngine:
     def __post_init__(self) -> None:
         self.gate = asyncio.Event()
         self.gate.set()
+        self.voice = asyncio.Event()
+        self.voice.set()
         self.running: dict[int, _Sequence] = {}
         self._attached: dict[str, asyncio.Queue[TokenBatch | None]] = {}
         self._next_stream = 0
@@ -272,7 +275,7 @@ class MemoryClient:
         return self._answering().hello
 
     async def load(self) -> Load:
-        await asyncio.sleep(0)
+        await self._engine.voice.wait()
         return self._answering().load
 
     def _answering(self) -> MemoryEngine:

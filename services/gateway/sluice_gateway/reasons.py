@@ -29,6 +29,7 @@ BROKEN = Policy(retry=False, spends=False, status=500)
 
 # Reasons of the gateway itself.
 ENGINE_LOST = "EngineLost"
+SOURCE_LOST = "SourceLost"
 TOKENS_LOST = "TokensLost"
 PREEMPTED = "Preempted"
 DRAINING = "Draining"
@@ -45,7 +46,7 @@ POLICIES: dict[str, Policy] = {
     "NoRowFree": FREE,
     "NoPagesFree": FREE,
     "NoStateFree": FREE,
-    "SourceLost": SOURCE_FAULT,
+    SOURCE_LOST: SOURCE_FAULT,
     "LeaseEnded": SOURCE_FAULT,
     "LeaseProtocolError": SOURCE_FAULT,
     "PeerLost": SOURCE_FAULT,

@@ -34,7 +34,7 @@ def _json_problems(bundle: Path, reason: str) -> list[str]:
     except (OSError, ValueError) as error:
         return [f"{error}"]
     problems = [] if told["reason"] == reason else [f"its verdict is {told['reason']}, not {reason}"]
-    if not about.get("spec"):
+    if not (about.get("spec") or about.get("arguments")):
         problems.append("it does not say what was configured")
     living = [name for name, process in about.get("processes", {}).items() if process.get("status") is None]
     problems += [f"{name} lived, and is not described" for name in living if not (bundle / f"{name}.proc").exists()]
@@ -46,6 +46,6 @@ def _process_problems(proc: Path) -> list[str]:
     text = proc.read_text()
     state = next((line.split()[1] for line in text.splitlines() if line.startswith("State:")), "")
     stacks = proc.with_suffix(".stacks").read_text()
-    if state in ("R", "S", "D") and "File " not in stacks:
+    if state in ("R", "S", "D") and "hread 0x" not in stacks:
         return [f"{proc.stem} was in state {state}, and its stacks are missing: {stacks[:80]!r}"]
     return [] if "--- status" in text else [f"{proc.name} says nothing"]

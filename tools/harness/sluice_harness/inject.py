@@ -4,7 +4,7 @@
     signal, process          KILL or STOP to a process of the row's engine (or `zygote`, `gateway`)
     point, action, …         an order at a hook point, with fields of `sluice_faults.Order`; `waits` false: the point is
                              reached later, by what the row itself brings about; `evidence` full or stuck: no bundle
-                             can be written either
+                             can be written either; `asks`: so many requests that meet it
     nobody                   so many requests for a source at an address that nobody holds
     limit, process           the process may open no more file descriptors
     load                     so many processes that do nothing but compute
@@ -36,7 +36,7 @@ from sluice_harness.chat import Chat
 from sluice_harness.client import ask_with_source
 from sluice_harness.phases import Work, fresh_prompt
 from sluice_harness.processes import eventually, is_running, stop_process
-from sluice_harness.service import Engine
+from sluice_harness.service import Service
 from sluice_harness.stack import Stack, free_port
 
 
@@ -52,7 +52,7 @@ class Injected:
             self.undo.pop()()
 
 
-def inject(stack: Stack, engine: Engine, fault: Mapping[str, Any], work: Work) -> Injected:
+def inject(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
     """Raises Late when the fault does not take effect."""
     kind = next(name for name in _INJECT if name in fault)
     return _INJECT[kind](stack, engine, fault, work)
@@ -60,17 +60,18 @@ def inject(stack: Stack, engine: Engine, fault: Mapping[str, Any], work: Work) -
 
 def order_of(fault: Mapping[str, Any], floor_s: float) -> Order:
     """`floors`: seconds as a multiple of the floor."""
-    fields = {key: value for key, value in fault.items() if key not in ("point", "waits", "floors", "evidence")}
+    fields = {key: value for key, value in fault.items() if key not in ("point", "waits", "floors", "evidence", "asks")}
     if "floors" in fault:
         fields["seconds"] = fault["floors"] * floor_s
     return parse(json.dumps(fields).encode(), str(fault["point"]))
 
 
-def _order(stack: Stack, engine: Engine, fault: Mapping[str, Any], work: Work) -> Injected:
+def _order(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
     point = str(fault["point"])
     if "evidence" in fault:
         place(engine.faults, "supervisor.evidence", _NO_EVIDENCE[str(fault["evidence"])])
     place(engine.faults, point, order_of(fault, stack.health["floor_s"]))
+    work.chats += [stack.chat(fresh_prompt("and I? " * 4000), 5) for _ in range(int(fault.get("asks", 0)))]
     if fault.get("waits", True):
         eventually(lambda: reached(engine.faults, point), f"{point} is reached")
     return Injected(time.monotonic(), [lambda: withdraw(engine.faults, point)])
@@ -82,7 +83,7 @@ _NO_EVIDENCE = {
 }
 
 
-def _signal(stack: Stack, engine: Engine, fault: Mapping[str, Any], work: Work) -> Injected:
+def _signal(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
     pid = _pid_of(stack, engine, str(fault["process"]))
     if fault["signal"] == "STOP":
         stop_process(pid)
@@ -97,17 +98,14 @@ def _continue(pid: int) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-def _pid_of(stack: Stack, engine: Engine, process: str) -> int:
+def _pid_of(stack: Stack, engine: Service, process: str) -> int:
     if process == "zygote":
         assert stack.zygote is not None
         return stack.zygote.pid
-    if process == "gateway":
-        assert stack.gateway is not None
-        return stack.gateway.pid
     return engine.pid(process)
 
 
-def _limit(stack: Stack, engine: Engine, fault: Mapping[str, Any], work: Work) -> Injected:
+def _limit(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
     pid = _pid_of(stack, engine, str(fault["process"]))
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     taken = [int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()]
@@ -121,7 +119,7 @@ def _unlimit(pid: int, soft: int, hard: int) -> None:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def _load(stack: Stack, engine: Engine, fault: Mapping[str, Any], work: Work) -> Injected:
+def _load(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
     code = "while True: pass"
     hogs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(int(fault["load"]))]
 
@@ -133,7 +131,7 @@ def _load(stack: Stack, engine: Engine, fault: Mapping[str, Any], work: Work) ->
     return Injected(time.monotonic(), [end])
 
 
-def _storm(stack: Stack, engine: Engine, fault: Mapping[str, Any], work: Work) -> Injected:
+def _storm(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
     """Clients that go away after a moment, in whatever phase they are by then."""
     over = threading.Event()
 
@@ -163,13 +161,13 @@ def _passer(stack: Stack, number: int) -> Chat:
     return stack.chat(fresh_prompt(prompt), (1, 20, 300)[number % 3])
 
 
-def _request(stack: Stack, engine: Engine, fault: Mapping[str, Any], work: Work) -> Injected:
+def _request(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
     if fault["request"] == "long":
         work.chats.append(stack.chat(fresh_prompt(stack.profile.long_prompt), stack.profile.long_answer))
     return Injected(time.monotonic())
 
 
-def _nobody(stack: Stack, engine: Engine, fault: Mapping[str, Any], work: Work) -> Injected:
+def _nobody(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
     began = time.monotonic()
     for _ in range(int(fault["nobody"])):
         answer = ask_with_source(engine.address, stack.key, f"127.0.0.1:{free_port()}")
@@ -178,7 +176,7 @@ def _nobody(stack: Stack, engine: Engine, fault: Mapping[str, Any], work: Work) 
     return Injected(began)
 
 
-_INJECT: dict[str, Callable[[Stack, Engine, Mapping[str, Any], Work], Injected]] = {
+_INJECT: dict[str, Callable[[Stack, Service, Mapping[str, Any], Work], Injected]] = {
     "point": _order,
     "signal": _signal,
     "nobody": _nobody,

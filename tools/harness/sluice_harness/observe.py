@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sluice_harness.client import NoAnswer, get
 from sluice_harness.processes import Event, Late, eventually
 from sluice_harness.rows import Budget, Outcome, Row
-from sluice_harness.service import Engine
+from sluice_harness.service import Service
 from sluice_harness.stack import Stack
 
 SLACK_S, DEATH_S = 10.0, 5.0
@@ -42,12 +42,12 @@ def allowed_s(row: Row, stack: Stack) -> float | None:
     return budgets.get(row.expected.budget)
 
 
-def wait_for_end(stack: Stack, engine: Engine, timeout_s: float) -> Seen:
+def wait_for_end(stack: Stack, engine: Service, timeout_s: float) -> Seen:
     """An incident, a kill by the prober, or the end of the service, whichever comes first. Raises Late."""
     return eventually(lambda: look(stack, engine), f"something is told of {engine.name}", timeout_s)
 
 
-def look(stack: Stack, engine: Engine) -> Seen | None:
+def look(stack: Stack, engine: Service) -> Seen | None:
     incident = engine.process.seen("incident")
     if incident is not None:
         return seen_of(incident)
@@ -68,7 +68,7 @@ def watch_healthy(stack: Stack, until: Callable[[], bool], at_least_s: float, at
     """None when nothing was told of anybody until `until` came true and `at_least_s` were over. Raises Late."""
     began = time.monotonic()
     while True:
-        for engine in stack.engines.values():
+        for engine in stack.services.values():
             if (seen := look(stack, engine)) is not None:
                 return seen
         passed = time.monotonic() - began
@@ -79,7 +79,7 @@ def watch_healthy(stack: Stack, until: Callable[[], bool], at_least_s: float, at
         time.sleep(0.05)
 
 
-def health_of(engine: Engine) -> dict[str, object]:
+def health_of(engine: Service) -> dict[str, object]:
     """What /health says. Raises NoAnswer, also for an answer that is no verdict."""
     status, told = get(engine.probes, "/health")
     if status not in (200, 503) or "verdict" not in told:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -85,4 +86,5 @@ class Prober:
                 return
             del self._targets[target.name]
             self.kills.append(Kill(target.name, target.pid, time.monotonic(), why))
-            os.kill(target.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(target.pid, signal.SIGKILL)

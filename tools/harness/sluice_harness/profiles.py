@@ -22,7 +22,6 @@ class Profile:
     spec: Mapping[str, Any] = field(default_factory=dict)
     long_prompt: str = LONG_PROMPT
     long_answer: int = LONG_ANSWER
-    supervised_gateway: bool = False
 
 
 _SMALL = {"max_running": 4, "chunk_tokens": 64}
@@ -32,7 +31,6 @@ PROFILES: Mapping[str, Profile] = {
     "unified": Profile(("unified",), spec=_SMALL),
     "stream": Profile(("prefill", "decode"), spec=_SMALL | {"transport": "stream", "memory_bytes": 64 << 20}),
     "two-pairs": Profile(("prefill", "decode", "prefill", "decode"), spec=_SMALL),
-    "gateway": Profile(("unified",), spec=_SMALL, supervised_gateway=True),
     # Ranks forked from a zygote that imported torch.
     "model": Profile(("prefill", "decode"), None, {"max_running": 4}, "hello " * 100, 200),
     # One step of 16,000 tokens, a thousand times the usual prompt of 16: longer than any floor that is tried here.

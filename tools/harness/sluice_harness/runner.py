@@ -28,7 +28,7 @@ from sluice_harness.processes import Late, eventually
 from sluice_harness.profiles import PROFILES, SHORT_ANSWER
 from sluice_harness.results import Result, append_result, read_results
 from sluice_harness.rows import Outcome, Phase, Row
-from sluice_harness.service import Engine
+from sluice_harness.service import TERMINATION, Service
 from sluice_harness.stack import Stack
 from sluice_harness.tables import run_table
 
@@ -135,7 +135,7 @@ class _Attempt:
 
     def run(self, stack: Stack) -> None:
         row = self.row
-        engine = stack.engine(row.role) if row.role != "gateway" else stack.front
+        engine = stack.engine(row.role)
         work, injected = Work(), Injected(time.monotonic())
         try:
             if row.phase is Phase.LOADING:
@@ -150,19 +150,17 @@ class _Attempt:
                 injected = inject(stack, engine, row.fault, work)
             if row.expected.outcome is Outcome.HEALTHY:
                 self._stay_healthy(stack, engine, work)
-            elif row.role == "gateway":
-                self._lose_gateway(stack, injected)
             else:
                 self._end(stack, engine, injected)
         finally:
             injected.lift()
             work.release()
-            for faults in {engine.faults for engine in stack.engines.values()}:
+            for faults in {service.faults for service in stack.services.values()}:
                 for path in faults.glob("*.json"):
                     path.unlink()
         self._serve_on(stack, work)
 
-    def _end(self, stack: Stack, engine: Engine, injected: Injected) -> None:
+    def _end(self, stack: Stack, engine: Service, injected: Injected) -> None:
         row, expected = self.row, self.row.expected
         self.allowed = allowed_s(row, stack)
         self.seen = wait_for_end(stack, engine, (self.allowed or 0.0) + PATIENCE_S)
@@ -173,18 +171,9 @@ class _Attempt:
             eventually(lambda: not engine.left_behind(), "its processes are gone", 10.0)
         self.problems += judge_end(expected, self.exit, engine.left_behind())
         if is_self_told(self.seen.outcome):
-            self.problems += judge_evidence(expected, engine.run_dir / "termination-log", engine.bundles(), stack.key)
+            self.problems += judge_evidence(expected, engine.run_dir / TERMINATION, engine.bundles(), stack.key)
 
-    def _lose_gateway(self, stack: Stack, injected: Injected) -> None:
-        assert stack.gateway is not None
-        self.allowed = allowed_s(self.row, stack)
-        self.exit = stack.gateway.wait((self.allowed or 0.0) + PATIENCE_S)
-        self.seen = Seen(Outcome.ENDED, time.monotonic())
-        self.detect_s = self.seen.at - injected.at
-        self.problems += judge_verdict(self.row.expected, self.seen, self.detect_s, self.allowed)
-        self.problems += judge_end(self.row.expected, self.exit, [])
-
-    def _stay_healthy(self, stack: Stack, engine: Engine, work: Work) -> None:
+    def _stay_healthy(self, stack: Stack, engine: Service, work: Work) -> None:
         def until() -> bool:
             if self.row.phase is Phase.LOADING:
                 return engine.process.seen("ready") is not None
@@ -215,7 +204,7 @@ class _Attempt:
     def _check_others(self, stack: Stack) -> None:
         if self.row.fault.get("process") == "zygote" or self.row.expected.outcome is Outcome.HEALTHY:
             return
-        for engine in stack.engines.values():
+        for engine in stack.services.values():
             incident = engine.process.seen("incident")
             if incident is not None and engine.role != self.row.role:
                 self.problems.append(f"{engine.name} was named too: {seen_of(incident).message}")
@@ -231,7 +220,7 @@ def is_met_at_load(row: Row) -> bool:
     return row.phase is Phase.LOADING and str(row.fault.get("point", "")).startswith("rank.")
 
 
-def begin_loading(stack: Stack, engine: Engine, row: Row) -> Engine:
+def begin_loading(stack: Stack, engine: Service, row: Row) -> Service:
     """Ends the engine and starts it again, and catches it at its rank's load. Raises Late."""
     stack.prober.forget(engine.name)
     engine.process.end()
@@ -256,21 +245,18 @@ def revive(stack: Stack) -> None:
             engine.process.wait(EXIT_S)
         zygote.end()
         stack.start_zygote()
-    for name, engine in list(stack.engines.items()):
-        if engine.process.seen("incident") is not None or _is_stopping(engine):
-            engine.process.wait(EXIT_S)
-        if engine.process.popen.poll() is not None:
+    for name, service in stack.services.items():
+        if service.process.seen("incident") is not None or _is_stopping(service):
+            service.process.wait(EXIT_S)
+        if service.process.popen.poll() is not None:
             stack.restart(name)
-        elif engine.ready is None:
-            engine.wait_ready()
+        elif service.ready is None:
+            service.wait_ready()
             stack.write_fleet()
-    if stack.gateway is not None and stack.gateway.popen.poll() is not None:
-        stack.gateway.end()
-        stack.start_gateway()
     stack.wait_routable()
 
 
-def _is_stopping(engine: Engine) -> bool:
+def _is_stopping(engine: Service) -> bool:
     return engine.process.seen("draining") is not None
 
 

@@ -1,11 +1,11 @@
-"""One engine under its supervisor, as whoever runs it sees it: events, probes, evidence, status."""
+"""An engine or the gateway under its supervisor, as whoever runs it sees it: events, probes, evidence, status."""
 
 from __future__ import annotations
 
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,13 @@ from sluice_harness.client import NoAnswer, get, inspect
 from sluice_harness.processes import Event, Late, Process, eventually, is_running
 
 SETTLE_S = 60.0
+TERMINATION = "termination-log"
 
 
 @dataclass
-class Engine:
-    """`life` of one supervisor; a restart is another Engine of the same name in another run directory."""
+class Service:
+    """One life of one supervisor; a restart is another Service of the same name in another run directory. `faults`,
+    `evidence`: of all its lives."""
 
     name: str
     role: str
@@ -38,6 +40,12 @@ class Engine:
     @property
     def debug(self) -> str:
         return str(self.supervising.fields["debug"])
+
+    @property
+    def url(self) -> str:
+        """A gateway's."""
+        assert self.ready is not None
+        return str(self.ready.fields["url"])
 
     @property
     def address(self) -> str:
@@ -101,41 +109,71 @@ class Engine:
         return [name for name, pid in self.pids.items() if is_running(pid)]
 
 
-def spawn(
-    role: str,
-    name: str,
-    directory: Path,
-    key: str,
-    spec: Mapping[str, Any],
-    health: Mapping[str, Any],
-    zygote: str = "",
-) -> Engine:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where all services of a stack live. `key`: what their leaders want to hear."""
+
+    directory: Path
+    key: str
+
+    def faults(self, name: str) -> Path:
+        return self.directory / f"{name}.faults"
+
+    def evidence(self, name: str) -> Path:
+        return self.directory / f"{name}.evidence"
+
+    def run_dir(self, name: str) -> Path:
+        self.faults(name).mkdir(exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.directory))
+
+    def health(self, name: str, run_dir: Path, health: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of HealthSpec."""
+        return {
+            "evidence_dir": str(self.evidence(name)),
+            "termination_path": str(run_dir / TERMINATION),
+            "quarantine_s": 0,
+            **health,
+        }
+
+
+def spawn_engine(
+    place: Place, role: str, name: str, spec: Mapping[str, Any], health: Mapping[str, Any], zygote: str = ""
+) -> Service:
     """Started, and supervised; not ready yet. Raises Late."""
-    run_dir = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=directory))
-    faults, evidence = directory / f"{name}.faults", directory / f"{name}.evidence"
-    faults.mkdir(exist_ok=True)
+    run_dir = place.run_dir(name)
     told = {
         "role": role,
         "name": name,
         "run_dir": str(run_dir),
-        "key": key,
-        "faults": str(faults),
-        "health": {
-            "evidence_dir": str(evidence),
-            "termination_path": str(run_dir / "termination-log"),
-            "quarantine_s": 0,
-            **health,
-        },
+        "key": place.key,
+        "faults": str(place.faults(name)),
+        "health": place.health(name, run_dir, health),
     }
     path = run_dir / "spec.json"
     path.write_text(json.dumps({**told, **spec}))
     argv = ["-m", "sluice_engine.supervise", "--spec", str(path), "--parent", str(os.getpid())]
-    process = Process([*argv, *(["--zygote", zygote] if zygote else [])], run_dir / "stderr")
+    return _supervised([*argv, *(["--zygote", zygote] if zygote else [])], place, role, name, run_dir)
+
+
+def spawn_gateway(place: Place, arguments: Sequence[str], health: Mapping[str, Any]) -> Service:
+    """Started, and supervised; not ready yet. Raises Late."""
+    name = role = "gateway"
+    run_dir = place.run_dir(name)
+    argv = [
+        *("-m", "sluice_gateway.supervised", "--run-dir", str(run_dir), "--parent", str(os.getpid())),
+        *("--health", json.dumps(place.health(name, run_dir, health)), "--faults", str(place.faults(name))),
+        *("--", *arguments),
+    ]
+    return _supervised(argv, place, role, name, run_dir)
+
+
+def _supervised(argv: Sequence[str], place: Place, role: str, name: str, run_dir: Path) -> Service:
+    process = Process(argv, run_dir / "stderr")
     try:
         supervising = process.wait_for("supervising")
     except Late:
         process.end()
         raise
-    engine = Engine(name, role, process, run_dir, faults, evidence, key, supervising)
-    engine.pids["supervisor"] = process.pid
-    return engine
+    service = Service(name, role, process, run_dir, place.faults(name), place.evidence(name), place.key, supervising)
+    service.pids["supervisor"] = process.pid
+    return service

@@ -17,7 +17,7 @@ from sluice_harness.client import NoAnswer, get
 from sluice_harness.prober import Prober, Probing
 from sluice_harness.processes import Process, eventually
 from sluice_harness.profiles import Profile
-from sluice_harness.service import Engine, spawn
+from sluice_harness.service import Place, Service, spawn_engine, spawn_gateway
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "recall-1m"
 
@@ -30,18 +30,18 @@ class Stack:
     ) -> None:
         self.profile = profile
         self.health = dict(health)
-        self.engines: dict[str, Engine] = {}
-        self.gateway: Process | None = None
+        self.engines: dict[str, Service] = {}
+        self.gateway: Service | None = None
         self.zygote: Process | None = None
         self.url = ""
         self.probing = probing
         self.prober: Prober
         self.key = secrets.token_hex(16)
         self._model = model or MODEL
-        self._gateway_supervising: dict[str, Any] = {}
 
     def __enter__(self) -> Stack:
         self.directory = Path(tempfile.mkdtemp(prefix="sluice-chaos-"))
+        self.place = Place(self.directory, self.key)
         (self.directory / "key").write_text(self.key)
         self._port = free_port()
         self.prober = Prober(self.probing)
@@ -54,13 +54,19 @@ class Stack:
 
     def __exit__(self, *exc: object) -> None:
         self.prober.close()
-        for process in (self.gateway, *(engine.process for engine in self.engines.values()), self.zygote):
+        services = [*([] if self.gateway is None else [self.gateway]), *self.engines.values()]
+        for process in (*(service.process for service in services), self.zygote):
             if process is not None:
                 process.end()
-        left = [f"{e.name}: {name}" for e in self.engines.values() for name in e.left_behind()]
+        left = [f"{service.name}: {name}" for service in services for name in service.left_behind()]
         shutil.rmtree(self.directory, ignore_errors=True)
         if left:
             raise AssertionError(f"left behind: {left}")
+
+    @property
+    def services(self) -> dict[str, Service]:
+        """The gateway too."""
+        return dict(self.engines) if self.gateway is None else {**self.engines, "gateway": self.gateway}
 
     # -- starting --------------------------------------------------------------------------------------------------
 
@@ -83,17 +89,17 @@ class Stack:
     def _zygote_path(self) -> str:
         return str(self.directory / "zygote.sock")
 
-    def spawn(self, role: str, name: str, health: Mapping[str, Any] | None = None) -> Engine:
+    def spawn(self, role: str, name: str) -> Service:
         """Started, not ready, and not in the fleet yet."""
         real = self.profile.scripted is None
         model = {"model": str(self._model)} if real else {"scripted": dict(self.profile.scripted or {})}
         more = {**model, **self.profile.spec}
         zygote = self._zygote_path if real else ""
-        return spawn(role, name, self.directory, self.key, more, self.health | dict(health or {}), zygote)
+        return spawn_engine(self.place, role, name, more, self.health, zygote)
 
     def watch(self, name: str) -> None:
-        engine = self.engines[name]
-        self.prober.watch(name, engine.probes, engine.process.pid)
+        service = self.services[name]
+        self.prober.watch(name, service.probes, service.process.pid)
 
     def start_gateway(self) -> None:
         self.write_fleet()
@@ -103,8 +109,10 @@ class Stack:
             *("--key-file", str(self.directory / "key"), "--fleet-file", str(self.directory / "fleet.json")),
             *("--shutdown-s", "2"),
         ]
-        self.gateway = Process(["-m", "sluice_gateway", *argv], self.directory / "gateway.log")
-        self.url = str(self.gateway.wait_for("url").fields["url"])
+        self.gateway = spawn_gateway(self.place, argv, self.health)
+        self.gateway.wait_ready()
+        self.url = self.gateway.url
+        self.watch("gateway")
         self.wait_routable()
 
     def wait_routable(self) -> None:
@@ -122,14 +130,15 @@ class Stack:
         fresh.write_text(json.dumps({"members": members}))
         fresh.replace(self.directory / "fleet.json")
 
-    def restart(self, name: str) -> Engine:
+    def restart(self, name: str) -> Service:
         """After its end: the same service again, ready and in the fleet."""
-        gone = self.engines[name]
+        gone = self.services[name]
         self.prober.forget(name)
         gone.process.end()
-        fresh = self.spawn(gone.role, name)
-        fresh.pids = {f"before: {process}": pid for process, pid in gone.pids.items()} if gone.left_behind() else {}
-        self.engines[name] = fresh
+        if name == "gateway":
+            self.start_gateway()
+            return self.services[name]
+        fresh = self.engines[name] = self.spawn(gone.role, name)
         fresh.wait_ready()
         self.watch(name)
         self.write_fleet()
@@ -137,14 +146,9 @@ class Stack:
 
     # -- using -----------------------------------------------------------------------------------------------------
 
-    def engine(self, role: str) -> Engine:
+    def engine(self, role: str) -> Service:
         """The first of that role."""
-        return self.engines[f"{role}-0"]
-
-    @property
-    def front(self) -> Engine:
-        """Where answers are made: the first decode or unified engine."""
-        return self.engine("unified" if "unified" in self.profile.roles else "decode")
+        return self.services[role if role == "gateway" else f"{role}-0"]
 
     def chat(self, text: str, max_tokens: int) -> Chat:
         return Chat(self.url, text, max_tokens)

@@ -20,7 +20,7 @@ from sluice_harness.phases import fresh_prompt
 from sluice_harness.prober import Probing
 from sluice_harness.processes import eventually
 from sluice_harness.profiles import Profile
-from sluice_harness.service import Engine
+from sluice_harness.service import Service
 from sluice_harness.stack import Stack
 
 GOAL_S = 0.3
@@ -102,7 +102,7 @@ def blow(stack: Stack, sessions: int) -> Round:
     return told
 
 
-def _phases(decode: Engine, prefill: Engine, sessions: int) -> dict[str, int]:
+def _phases(decode: Service, prefill: Service, sessions: int) -> dict[str, int]:
     there, reading = decode.inspect(), prefill.inspect()["sequences"]
     return {
         "queued": sessions - int(there["streams"]),
@@ -142,10 +142,11 @@ def settle(stack: Stack) -> None:
 
 
 def usage_of(stack: Stack) -> dict[str, Usage]:
-    told = {f"{e.name}.{name}": pid for e in stack.engines.values() for name, pid in e.note_pids().items()}
-    told |= {f"{e.name}.supervisor": e.process.pid for e in stack.engines.values()}
-    assert stack.gateway is not None
-    return {name: _usage(pid) for name, pid in (told | {"gateway": stack.gateway.pid}).items()}
+    told: dict[str, int] = {}
+    for service in stack.services.values():
+        told |= {f"{service.name}.{name}": pid for name, pid in service.note_pids().items()}
+        told[f"{service.name}.supervisor"] = service.process.pid
+    return {name: _usage(pid) for name, pid in told.items()}
 
 
 def _usage(pid: int) -> Usage:
