@@ -39,15 +39,25 @@ class ProbeServer:
     def __init__(self, routes: Mapping[str, Route]) -> None:
         self._routes = dict(routes)
         self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int = 0) -> int:
         """The port; 0 lets the system pick one."""
-        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_REQUEST_BYTES)
+        self._server = await asyncio.start_server(self._accept, host, port, limit=MAX_REQUEST_BYTES)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
+        """Who is being answered, or says nothing, is hung up on."""
         if self._server is not None:
             self._server.close()
+        for task in list(self._serving):
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def answer(self, method: str, target: str) -> Answer:
         path, _, query = target.partition("?")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from sluice_engine import log
@@ -26,7 +26,7 @@ from sluice_engine.sequence import (
 )
 from sluice_engine.state import Plan
 from sluice_engine.step import PullSet, RecordRef, StepResult
-from sluice_engine.tracing import Span
+from sluice_engine.tracing import NO_TRACER, Span
 from sluice_protocol.generate import EndReason, Refused, Route
 from sluice_protocol.lease import LeaseEvent
 from sluice_protocol.source import (
@@ -89,8 +89,8 @@ class TransferPort(Protocol):
 class SourceRoom:
     spec: SequenceSpec
     port: SourceLeasePort
-    ids: dict[str, str]
-    span: Span
+    ids: dict[str, str] = field(default_factory=dict)
+    span: Span = field(default_factory=lambda: NO_TRACER.begin(""))
     granted: int = 0
     granted_bytes: int = 0
     chunks: int = 0

@@ -66,14 +66,19 @@ async def test_nobody_there_condemns(supervisor: Supervisor) -> None:
 
 
 async def test_one_that_accepts_and_stays_silent_does_not_answer() -> None:
+    hung_up = asyncio.Event()
+
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
         writer.close()
+        await writer.wait_closed()
+        hung_up.set()
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         assert await problem(url, 0.05) == f"its supervisor does not answer /livez: no answer from {url} within 0.05 s"
+        await asyncio.wait_for(hung_up.wait(), 10)
 
 
 async def test_a_supervisor_that_lives_has_no_problem(supervisor: Supervisor) -> None:

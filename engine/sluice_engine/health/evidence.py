@@ -45,7 +45,7 @@ def write_bundle(
 ) -> Path:
     """The bundle's path. Raises OSError (disk full); what was written of an unfinished one is removed. Blocks for up to
     STACKS_S. `about`: config without secrets, fingerprint, versions."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may hold prompts
     number = 1 + max((_number(path) for path in folder.glob(f"{PREFIX}*")), default=0)
     name = f"{PREFIX}{number:04d}-{verdict.reason or verdict.kind.value}"
     fresh = folder / f"{UNFINISHED}{name}"
