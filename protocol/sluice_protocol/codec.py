@@ -110,6 +110,7 @@ def encode_generate_request(value: g.GenerateRequest) -> e.GenerateRequest:
         output_ids=value.output_ids,
         sampling=encode_sampling(value.sampling),
         source_address=value.source_address,
+        stream=value.stream,
     )
 
 
@@ -123,20 +124,19 @@ def decode_generate_request(message: e.GenerateRequest) -> g.GenerateRequest:
         output_ids=tuple(message.output_ids),
         sampling=decode_sampling(message.sampling),
         source_address=message.source_address,
+        stream=message.stream,
     )
 
 
-def encode_generate_event(value: g.GenerateEvent) -> e.GenerateEvent:
+def encode_generate_reply(value: g.GenerateReply) -> e.GenerateReply:
     match value:
-        case g.Admitted():
-            return e.GenerateEvent(admitted=e.Admitted(stream=value.stream))
         case g.Refused():
-            return e.GenerateEvent(
+            return e.GenerateReply(
                 refused=e.EngineRefused(reason=value.reason, detail=value.detail, retry_after_ms=value.retry_after_ms)
             )
         case g.Ended():
             route = value.route
-            return e.GenerateEvent(
+            return e.GenerateReply(
                 ended=e.Ended(
                     reason=value.reason.value,
                     num_tokens=value.num_tokens,
@@ -157,10 +157,8 @@ def encode_generate_event(value: g.GenerateEvent) -> e.GenerateEvent:
             assert_never(value)
 
 
-def decode_generate_event(message: e.GenerateEvent) -> g.GenerateEvent:
+def decode_generate_reply(message: e.GenerateReply) -> g.GenerateReply:
     match message.WhichOneof("kind"):
-        case "admitted":
-            return g.Admitted(message.admitted.stream)
         case "refused":
             refused = message.refused
             return g.Refused(refused.reason, refused.detail, refused.retry_after_ms)
@@ -180,7 +178,7 @@ def decode_generate_event(message: e.GenerateEvent) -> g.GenerateEvent:
                 g.Route(route.prefill_pid, route.decode_pid, route.records, route.bytes, route.transport, route.chunks),
             )
         case _:
-            raise MalformedMessage("GenerateEvent of unknown kind", unknown=True)
+            raise MalformedMessage("GenerateReply of unknown kind", unknown=True)
 
 
 def encode_token_batch(value: g.TokenBatch) -> e.TokenBatch:

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
 
-from sluice_engine.processes import settle_heap
 from sluice_gateway.app import create_app
 from sluice_gateway.client import grpc_factory
 from sluice_gateway.fleet import Fleet, FleetError, Member
 from sluice_gateway.members import read_fleet
-from sluice_gateway.serve import listen, make_server, url_of
+from sluice_gateway.serve import listen, make_server, settle_heap, url_of
 from sluice_gateway.settings import Settings, sampling_defaults
 from sluice_gateway.tokenizer import TokenizerError, load_tokenizer, read_config
 from sluice_protocol.fingerprint import Fingerprint

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -122,6 +123,14 @@ def listen(address: str) -> socket.socket:
 def url_of(sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def settle_heap() -> None:
+    """Once it has started: the collector no longer looks at what is there (modules, tokenizer), which lives until the
+    end anyway, and looks at what is new in larger lots than Python's 700 objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
 
 
 def make_server(app: FastAPI, on_ready: Callable[[], None]) -> Server:
