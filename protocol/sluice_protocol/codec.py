@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import assert_never
 
 from sluice_protocol import generate as g
@@ -395,6 +396,18 @@ def encode_source_message(value: s.SourceMessage) -> p.SourceMessage:
             )
         case _:
             assert_never(value)
+
+
+def encode_source_messages(values: Iterable[s.SourceMessage]) -> p.SourceMessages:
+    return p.SourceMessages(messages=[encode_source_message(value) for value in values])
+
+
+def decode_source_messages(message: p.SourceMessages) -> Iterator[s.SourceMessage]:
+    """One by one: those before a malformed one count."""
+    if not message.messages:
+        raise MalformedMessage("SourceMessages without a message", unknown=True)
+    for each in message.messages:
+        yield decode_source_message(each)
 
 
 def decode_source_message(message: p.SourceMessage) -> s.SourceMessage:

@@ -123,6 +123,7 @@ def test_reader_messages(value):
 )
 def test_source_messages(value):
     assert codec.decode_source_message(codec.encode_source_message(value)) == value
+    assert list(codec.decode_source_messages(codec.encode_source_messages([value, value]))) == [value, value]
 
 
 @given(
@@ -168,6 +169,7 @@ def test_load(value):
     [
         (codec.decode_reader_message, source_pb2.ReaderMessage()),
         (codec.decode_source_message, source_pb2.SourceMessage()),
+        (lambda message: list(codec.decode_source_messages(message)), source_pb2.SourceMessages()),
         (codec.decode_generate_reply, engine_pb2.GenerateReply()),
         (codec.decode_generate_reply, engine_pb2.GenerateReply(ended=engine_pb2.Ended(reason="dreamt"))),
     ],

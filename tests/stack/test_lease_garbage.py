@@ -74,8 +74,8 @@ class Talk:
         """Of all that comes back, to the end of the stream."""
         out = []
         with contextlib.suppress(grpc.RpcError):
-            for message in self.call:
-                out.append(message.WhichOneof("kind"))
+            for together in self.call:
+                out.extend(message.WhichOneof("kind") for message in together.messages)
         self._pending.put(None)
         return out
 
@@ -88,7 +88,7 @@ def talk(channel: grpc.Channel, *messages: ReaderMessage) -> tuple[list[str], gr
 
 def refusal(channel: grpc.Channel, message: Open) -> source_pb2.Refused:
     lease = Talk(channel, message)
-    refused = next(lease.call).refused
+    refused = next(lease.call).messages[0].refused
     lease.kinds()
     return refused
 

@@ -186,7 +186,7 @@ def test_the_ttl_ends_a_lease_whose_reader_does_not_read():
             pending.put(open_message(stack, prefill, channel, ttl_ms=1500))
             call = source_pb2_grpc.SourceStub(channel).Lease(iter(pending.get, None), metadata=METADATA, timeout=60)
             granted: list[source_pb2.RecordName] = []
-            for message in call:
+            for message in (message for together in call for message in together.messages):
                 for r in message.granted.records:
                     granted.append(source_pb2.RecordName(kind=r.kind, record=r.record, generation=r.generation))
                 if message.WhichOneof("kind") == "complete":

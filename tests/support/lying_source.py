@@ -49,8 +49,10 @@ class LyingSource(source_pb2_grpc.SourceServicer):
         call = self._real.Lease(request_iterator, metadata=METADATA)
         context.add_callback(call.cancel)
         try:
-            for message in call:
-                yield from self.lie(message)
+            for together in call:
+                told = [lie for message in together.messages for lie in self.lie(message)]
+                if told:
+                    yield source_pb2.SourceMessages(messages=told)
         except grpc.RpcError as error:
             context.abort(error.code(), error.details())
 
