@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 from sluice_harness.rows import Row, load_rows, select
 from sluice_harness.runner import Runner, Scale
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+
+from sluice_engine import hooks
+from sluice_engine.health.watched import Reason
 from sluice_harness.profiles import PROFILES
 from sluice_harness.results import Result, append_result, read_results, summary_of
 from sluice_harness.rows import MatrixError, Outcome, Phase, Row, load_rows, parse_rows, select
 from sluice_harness.tables import run_table
-
-from sluice_engine import hooks
-from sluice_engine.health.watched import Reason
 
 ROWS = load_rows()
 
@@ -52,7 +52,7 @@ def test_on_a_virtual_clock(row: Row) -> None:
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused_by_name(text: str) -> None:
-    with pytest.raises(MatrixError, match="file.toml"):
+    with pytest.raises(MatrixError, match=r"file\.toml"):
         parse_rows(text, "file.toml")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from sluice_harness.runner import Scale
 from sluice_harness.storm import run_storm
 

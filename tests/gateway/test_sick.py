@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from sluice_gateway.link import Timings
 from sluice_gateway.memory import Fault, MemoryEngine
 from sluice_protocol.generate import Role
