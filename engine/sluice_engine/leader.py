@@ -116,7 +116,6 @@ class Leader:
         self._turn_due = False
         self._idle_check: asyncio.TimerHandle | None = None
         self._next_sequence = 1
-        self._next_stream = 1
         self._dead = False
         self._on_death = on_death
         self._loop = asyncio.get_running_loop()
@@ -135,13 +134,14 @@ class Leader:
             return Refused("TransportAway", "this engine's transport is being started again", TRANSPORT_MS)
         if request.gateway_id not in self.sinks:
             return Refused("NotAttached", f"gateway {request.gateway_id!r} has no Attach stream here", 50)
+        if any(s.number == request.stream and s.gateway_id == request.gateway_id for s in self.streams.values()):
+            return Refused("StreamTaken", f"stream {request.stream} of this gateway is another request's, which runs")
         spec = SequenceSpec(self._next_sequence, mode, request.prompt_ids, request.output_ids, request.sampling)
         refused = self.admit(spec)
         if refused is not None:
             log.info("request refused", request=request.request_id, reason=refused.reason)
             return refused
-        stream = Stream(self._next_stream, request.gateway_id, spec)
-        self._next_stream += 1
+        stream = Stream(request.stream, request.gateway_id, spec)
         generation = Generation(spec.id, stream, self._loop.create_future(), self.clock(), request.source_address)
         generation.route = Route(decode_pid=self.rooms.pid)
         generation.request_id = request.request_id
@@ -158,8 +158,7 @@ class Leader:
         refused = self.admit(spec)
         if refused is not None:
             return Ended(EndReason.FAILED, 0, 0, refused.reason, refused.detail, Route())
-        stream = Stream(self._next_stream, "", spec)
-        self._next_stream += 1
+        stream = Stream(0, "", spec)
         generation = Generation(spec.id, stream, self._loop.create_future(), self.clock())
         self.generations[spec.id], self.streams[spec.id] = generation, stream
         return await generation.ended

@@ -11,7 +11,7 @@ from sluice_gateway.engine import ClientFactory, EngineClient, EngineLost
 from sluice_gateway.fleet import Engine, Member
 from sluice_gateway.reasons import ENGINE_LOST, SOURCE_LOST
 from sluice_gateway.session import Lost, Push, Session, Try, TryResult
-from sluice_protocol.generate import Admitted, EngineHello, GenerateRequest, Refused
+from sluice_protocol.generate import EngineHello, GenerateRequest, Refused
 
 logger = logging.getLogger(__name__)
 
@@ -190,12 +190,11 @@ class Link:
                 source.leaning.discard(attempt)
             on_first()
 
-        attempt = Try(session.client.generate(request), push, first)
-        session.tries.add(attempt)
+        attempt = session.begin(request, push, first)
         if source is not None:
             source.leaning.add(attempt)
         try:
-            return await self._follow(session, attempt)
+            return await self._follow(attempt)
         except EngineLost as error:
             if self._session is session:
                 self.suspect()
@@ -212,13 +211,11 @@ class Link:
             self._poll_now.set()
             self._show(replace(self.view, suspect=True))
 
-    async def _follow(self, session: Session, attempt: Try) -> TryResult:
-        async for event in attempt.call:
-            if isinstance(event, Admitted):
-                session.admit(attempt, event.stream)
-            elif isinstance(event, Refused):
-                return event
-            else:
-                lost = await attempt.wait_for(event.num_tokens, self._timings.tokens_timeout_s)
-                return lost or event
-        return attempt.lost or Lost(ENGINE_LOST, f"{self.member.address}: the Generate stream ended early")
+    async def _follow(self, attempt: Try) -> TryResult:
+        reply = await attempt.call.reply()
+        if reply is None:
+            return attempt.lost or Lost(ENGINE_LOST, f"{self.member.address}: the Generate call was cancelled")
+        if isinstance(reply, Refused):
+            return reply
+        lost = await attempt.wait_for(reply.num_tokens, self._timings.tokens_timeout_s)
+        return lost or reply

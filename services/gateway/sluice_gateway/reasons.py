@@ -41,6 +41,7 @@ POLICIES: dict[str, Policy] = {
     DRAINING: FREE,
     "Quarantined": FREE,
     "NotAttached": FREE,
+    "StreamTaken": FAULT,
     "AttachLost": FREE,
     "ResourceExhausted": FREE,
     "NoRowFree": FREE,

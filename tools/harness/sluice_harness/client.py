@@ -45,7 +45,7 @@ def ask_with_source(address: str, key: str, source: str, timeout_s: float = 20.0
                 sampling=engine_pb2.Sampling(max_tokens=4, top_p=1.0, repetition_penalty=1.0),
                 source_address=source,
             )
-            last = list(stub.Generate(request, metadata=metadata, timeout=timeout_s))[-1]
+            last = stub.Generate(request, metadata=metadata, timeout=timeout_s)
             attach.cancel()
         except grpc.RpcError as error:
             raise NoAnswer(f"{address}: Generate: {error}") from error
