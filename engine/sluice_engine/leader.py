@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sluice_engine import hooks
+from sluice_engine import hooks, log
 from sluice_engine.admission import admit
 from sluice_engine.errors import EngineError, LedgerError, RankFault
 from sluice_engine.health.layout import Readiness
@@ -27,6 +27,7 @@ from sluice_engine.sequence import Aborted, EndCause, Fact, Gone, Mode, Sequence
 from sluice_engine.spec import EngineSpec, ResolvedEngine
 from sluice_engine.state import Plan, SchedulerState
 from sluice_engine.step import CHAIN_START, StepResult, encode_step
+from sluice_engine.tracing import NO_TRACER, Span, Tracer
 from sluice_protocol.generate import (
     Ended,
     EndReason,
@@ -43,6 +44,7 @@ from sluice_records import RecordKind
 STEP_TIMES_KEPT = 200
 MAX_BOUNDARY_HINTS = 256
 IDLE_CHECK_S = 0.25
+EMPTY_S = 0.001
 
 
 class RankLink(Protocol):
@@ -68,6 +70,8 @@ class Generation:
     source_address: str = ""
     cached_tokens: int = 0
     route: Route = field(default_factory=Route)
+    request_id: str = ""
+    span: Span = field(default_factory=lambda: NO_TRACER.begin(""))
 
 
 class Leader:
@@ -81,6 +85,7 @@ class Leader:
         *,
         clock: Callable[[], float] = time.monotonic,
         marks: LeaderMarks | None = None,
+        tracer: Tracer = NO_TRACER,
         on_death: Callable[[Exception], None],
     ) -> None:
         self.spec = spec
@@ -88,6 +93,7 @@ class Leader:
         self.incarnation = incarnation
         self.clock = clock
         self.marks = marks or LeaderMarks(None)
+        self.tracer = tracer
         self.state = SchedulerState(
             resolved.limits, resolved.layouts, resolved.fingerprint.digest, Ledger(resolved.pools)
         )
@@ -127,11 +133,18 @@ class Leader:
         spec = SequenceSpec(self._next_sequence, mode, request.prompt_ids, request.output_ids, request.sampling)
         refused = self.admit(spec)
         if refused is not None:
+            log.info("request refused", request=request.request_id, reason=refused.reason)
             return refused
         stream = Stream(self._next_stream, request.gateway_id, spec)
         self._next_stream += 1
         generation = Generation(spec.id, stream, self._loop.create_future(), self.clock(), request.source_address)
         generation.route = Route(decode_pid=self.rooms.pid)
+        generation.request_id = request.request_id
+        sizes = {"prompt_tokens": len(request.prompt_ids), "output_tokens": len(request.output_ids)}
+        generation.span = self.tracer.begin(
+            f"{self.spec.role} generate", request.trace_context, request=request.request_id, **sizes
+        )
+        log.info("request admitted", request=request.request_id, sequence=spec.id, **sizes)
         self.generations[spec.id], self.streams[spec.id] = generation, stream
         return generation
 
@@ -168,6 +181,8 @@ class Leader:
         self.rooms.cancel(generation.sequence)
         self.tell(Aborted(generation.sequence))
         if not generation.ended.done():
+            log.info("request abandoned", request=generation.request_id, tokens=generation.stream.sent)
+            generation.span.end("Abandoned", tokens=generation.stream.sent)
             generation.ended.cancel()
 
     def attach(self, gateway_id: str, sink: Callable[[TokenBatch], None]) -> None:
@@ -189,6 +204,11 @@ class Leader:
         self.generations.pop(generation.sequence, None)
         self.streams.pop(generation.sequence, None)
         if not generation.ended.done():
+            generation.span.end(error, reason=reason.value, tokens=generation.stream.sent)
+            if generation.request_id:
+                why = {"error": error, "detail": detail} if error else {}
+                tokens = generation.stream.sent
+                log.info("request ended", request=generation.request_id, reason=reason.value, tokens=tokens, **why)
             generation.ended.set_result(
                 Ended(reason, generation.stream.sent, generation.cached_tokens, error, detail, generation.route)
             )
@@ -368,6 +388,13 @@ class Leader:
         """Of requests without a token yet."""
         arrivals = [g.arrived for g in self.generations.values() if g.stream.sent == 0]
         return self.clock() - min(arrivals) if arrivals else 0.0
+
+    async def emptied(self) -> None:
+        """Until the last sequence's records are back; a sequence ends a turn or two before that."""
+        while not self.is_empty:
+            turn: asyncio.Future[None] = self._loop.create_future()
+            self._loop.call_later(EMPTY_S, turn.set_result, None)
+            await turn
 
     def load(self) -> Load:
         pages = self.state.ledger.count(RecordKind.PAGE)

@@ -20,19 +20,20 @@ import uvloop
 from grpc_health.v1._async import HealthServicer
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from sluice_engine import hooks
+from sluice_engine import hooks, log
 from sluice_engine.errors import EngineError, RankFault
 from sluice_engine.health.layout import Phase, Readiness
 from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.leader import Leader
-from sluice_engine.processes import die_with_parent, say
+from sluice_engine.processes import die_with_parent, say, settle_heap
 from sluice_engine.rank import LoadProgress, RankMessage
 from sluice_engine.rank_server import RankServer
 from sluice_engine.sequence import Mode, SequenceSpec
 from sluice_engine.server import start_engine_server
 from sluice_engine.spec import EngineSpec, load_spec, resolve
+from sluice_engine.tracing import make_tracer
 from sluice_protocol.generate import EndReason, EngineHello
 from sluice_protocol.sampling import Sampling
 
@@ -69,7 +70,8 @@ class LeaderProcess:
         recorder = Recorder.attach(spec.recorder_path) if spec.recorder_path.exists() else None
         cold_ns = int(spec.health.start_s / spec.health.factor * 1e9)
         self.marks = LeaderMarks(recorder, cold_ns)
-        self.leader = Leader(spec, self.resolved, self.start_id, on_death=self.die, marks=self.marks)
+        tracer = make_tracer(spec.otlp, spec.role.value, spec.name)
+        self.leader = Leader(spec, self.resolved, self.start_id, on_death=self.die, marks=self.marks, tracer=tracer)
         self._health = HealthServicer()
         self.ranks = RankServer(1, self.leader.on_result, self.die, self._progress)
         self.transport: Transport | None = None
@@ -104,6 +106,7 @@ class LeaderProcess:
         await warm_up(leader)
         server, address = await start_engine_server(leader, self._hello, self._health, spec.host, spec.key)
         self._servers.append(server)
+        settle_heap()
         say(
             "ready",
             role=spec.role.value,
@@ -192,6 +195,8 @@ async def warm_up(leader: Leader) -> None:
     ended = await leader.run_alone(spec)
     if ended.reason is EndReason.FAILED:
         raise WarmUpFailed(f"{ended.error}: {ended.detail}: does this checkpoint compute at all?")
+    await leader.emptied()
+    leader.counters.clear()
 
 
 def _want_fence(why: str) -> None:
@@ -200,7 +205,10 @@ def _want_fence(why: str) -> None:
 
 
 async def _amain(spec: EngineSpec, memory_fd: int, health_address: str) -> None:
-    status = await LeaderProcess(spec, memory_fd, health_address).run()
+    process = LeaderProcess(spec, memory_fd, health_address)
+    status = await process.run()
+    if status == 0:
+        process.leader.tracer.close()
     # Streams that are still open end with the process: their clients see a lost connection, not a loop that closes.
     sys.stdout.flush()
     os._exit(status)
@@ -215,6 +223,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     die_with_parent(args.parent)
     spec = load_spec(args.spec)
+    log.configure(spec.log, spec.name)
     answer_with_stacks(Path(spec.run_dir), "leader")
     if spec.faults:
         hooks.arm(spec.faults)

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import NamedTuple
 
 from sluice_engine.errors import LedgerError
 from sluice_engine.step import RecordRef
@@ -30,8 +31,7 @@ class HolderKind(StrEnum):
     TIER = "tier"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Holder:
+class Holder(NamedTuple):
     """Who keeps a record alive. `id` is the sequence's or lease's number; 0 for the prefix cache."""
 
     kind: HolderKind
@@ -202,28 +202,35 @@ class Ledger:
             free = set(self._free[kind])
             if len(free) != len(self._free[kind]):
                 raise LedgerError(f"{kind.value}: a record is in the free list twice")
-            by_state = Counter(entry.state for entry in entries)
+            by_state = [0] * len(RecordState)
+            for record, entry in enumerate(entries):
+                by_state[entry.state] += 1
+                self._check_entry(kind, record, entry, record in free)
+                if entry.holders:
+                    ref = RecordRef(kind, record, entry.generation)
+                    booked.update([(ref, holder) for holder in entry.holders])
             if (by_state[RecordState.FREE], by_state[RecordState.FILLING], by_state[RecordState.STRANDED]) != (
                 len(free),
                 self._filling[kind],
                 self._stranded[kind],
             ):
-                raise LedgerError(f"{kind.value}: states {dict(by_state)} do not add up to {self.count(kind)}")
-            for record, entry in enumerate(entries):
-                ref = RecordRef(kind, record, entry.generation)
-                if (entry.state is RecordState.FREE) != (record in free):
-                    raise LedgerError(f"{ref} is {entry.state.name} and free-listed: {record in free}")
-                if entry.state is RecordState.LIVE and not entry.holders:
-                    raise LedgerError(f"{ref} is LIVE and nobody holds it")
-                if entry.state is RecordState.FREE and entry.holders:
-                    raise LedgerError(f"{ref} is FREE and held by {entry.holders}")
-                for holder in entry.holders or ():
-                    booked[ref, holder] += 1
+                states = dict(zip(RecordState, by_state, strict=True))
+                raise LedgerError(f"{kind.value}: states {states} do not add up to {self.count(kind)}")
         if told != booked:
             missing, surplus = booked - told, told - booked
             raise LedgerError(f"holders differ: on the books only {dict(missing)}, told only {dict(surplus)}")
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _check_entry(kind: RecordKind, record: int, entry: _Entry, is_listed: bool) -> None:
+        state, held = entry.state, bool(entry.holders)
+        if (state is RecordState.FREE) != is_listed:
+            raise LedgerError(f"{kind.value} record {record} is {state.name} and free-listed: {is_listed}")
+        if state is RecordState.LIVE and not held:
+            raise LedgerError(f"{kind.value} record {record} is LIVE and nobody holds it")
+        if state is RecordState.FREE and held:
+            raise LedgerError(f"{kind.value} record {record} is FREE and held by {entry.holders}")
 
     def _entry(self, ref: RecordRef) -> _Entry:
         entry = self._entries[ref.kind][ref.record]

@@ -10,6 +10,8 @@ from sluice_engine.step import RecordRef, StepDivergence
 from sluice_records import PoolPlan, RecordKind
 
 CLOSED = 0x80
+# As plain integers: they are compared with bytes, several times a row and step.
+_FREE, _LIVE = int(RecordState.FREE), int(RecordState.LIVE)
 
 
 class RecordMirror:
@@ -20,32 +22,32 @@ class RecordMirror:
         self._generation = {kind: [0] * plan[kind] for kind in RecordKind}
 
     def reserve(self, ref: RecordRef) -> None:
-        self._move(ref, RecordState.FREE, RecordState.LIVE, begin=True)
+        self._move(ref, _FREE, _LIVE, begin=True)
 
     def begin_fill(self, ref: RecordRef) -> None:
-        self._move(ref, RecordState.FREE, RecordState.FILLING, begin=True)
+        self._move(ref, _FREE, RecordState.FILLING, begin=True)
 
     def commit(self, ref: RecordRef) -> None:
-        self._move(ref, RecordState.FILLING, RecordState.LIVE | CLOSED)
+        self._move(ref, RecordState.FILLING, _LIVE | CLOSED)
 
     def close(self, ref: RecordRef) -> None:
-        self._move(ref, RecordState.LIVE, RecordState.LIVE | CLOSED)
+        self._move(ref, _LIVE, _LIVE | CLOSED)
 
     def reopen(self, ref: RecordRef) -> None:
-        self._move(ref, RecordState.LIVE | CLOSED, RecordState.LIVE)
+        self._move(ref, _LIVE | CLOSED, _LIVE)
 
     def release(self, ref: RecordRef) -> None:
         self._check_life(ref)
-        if self._state[ref.kind][ref.record] == RecordState.FREE:
+        if self._state[ref.kind][ref.record] == _FREE:
             raise StepDivergence(f"{ref} is released but free already")
-        self._state[ref.kind][ref.record] = RecordState.FREE
+        self._state[ref.kind][ref.record] = _FREE
 
     def check_readable(self, kind: RecordKind, record: int) -> None:
-        if self._state[kind][record] & ~CLOSED != RecordState.LIVE:
+        if self._state[kind][record] & ~CLOSED != _LIVE:
             raise StepDivergence(f"read of {kind.value} record {record}, which is {self.describe(kind, record)}")
 
     def check_writable(self, kind: RecordKind, record: int) -> None:
-        if self._state[kind][record] != RecordState.LIVE:
+        if self._state[kind][record] != _LIVE:
             raise StepDivergence(f"write to {kind.value} record {record}, which is {self.describe(kind, record)}")
 
     def describe(self, kind: RecordKind, record: int) -> str:

@@ -57,13 +57,14 @@ class RecordPool:
         self.layout = layout
         self.num_records = num_records
         self.buffer = buffer
-        self._records = buffer.reshape(num_records, layout.stride)
+        self._records: NDArray[np.uint8] = buffer.reshape(num_records, layout.stride)[:, : layout.record_bytes]
 
     def record(self, record: int) -> NDArray[np.uint8]:
         """The record's bytes, trailer included, without the stride's slack. A view."""
         if not 0 <= record < self.num_records:
             raise IndexError(f"{self.layout.kind.value} record {record} of {self.num_records}")
-        return self._records[record, : self.layout.record_bytes]
+        view: NDArray[np.uint8] = self._records[record]
+        return view
 
     def zero(self, record: int) -> None:
         """What a life begins with, so that equal content means equal bytes."""
@@ -80,6 +81,10 @@ class RecordPool:
     def trailer(self, record: int) -> Trailer:
         """Raises TrailerError when the record has none of ours."""
         return Trailer.unpack(self.record(record)[self.layout.trailer_offset :].tobytes())
+
+    def has_trailer(self, record: int, trailer: Trailer) -> bool:
+        """Exactly this one; what a layout's trailer has beyond its fields does not count."""
+        return trailer.is_in(self.record(record)[self.layout.trailer_offset :].tobytes())
 
     def copy_sections(self, record: int, to: RecordPool, to_record: int) -> None:
         """Copy every section that both layouts have (state <-> snapshot: window and overlaps)."""

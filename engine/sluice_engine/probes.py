@@ -44,16 +44,21 @@ class ProbeServer:
 
     async def start(self, host: str, port: int = 0) -> int:
         """The port; 0 lets the system pick one."""
-        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_REQUEST_BYTES)
+        self._server = await asyncio.start_server(self._accept, host, port, limit=MAX_REQUEST_BYTES)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        """No connection is left open."""
+        """Who is being answered, or says nothing, is hung up on."""
         if self._server is not None:
             self._server.close()
-        for task in self._serving:
+        for task in list(self._serving):
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def answer(self, method: str, target: str) -> Answer:
         path, _, query = target.partition("?")
@@ -69,10 +74,6 @@ class ProbeServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request, and the connection's end: also of a client that does not read its answer."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving.add(task)
-        task.add_done_callback(self._serving.discard)
         try:
             await self._exchange(reader, writer)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 PR_SET_PDEATHSIG = 1
 # `limit` of a child's stdout: the longest event, e.g. a death with its traceback.
 MAX_EVENT_BYTES = 1 << 20
+GC_LOT = 10_000
 
 
 def say(event: str, **fields: object) -> None:
@@ -26,6 +28,14 @@ def die_with_parent(parent: int, sig: signal.Signals = signal.SIGKILL) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         os._exit(1)
+
+
+def settle_heap() -> None:
+    """Once a process has started: the collector no longer looks at what is there (modules, books of every record),
+    which lives until the end anyway, and looks at what is new in larger lots than Python's 700 objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_LOT, 10, 10)
 
 
 async def json_lines(

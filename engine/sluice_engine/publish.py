@@ -24,15 +24,20 @@ class Stream:
     spec: SequenceSpec
     sent: int = 0
     end: EndReason | None = None
+    most: int = field(init=False)
+    stops: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.most, self.stops = self.spec.outputs_left, frozenset(self.spec.sampling.stop_token_ids)
 
     def take(self, token: int) -> bool:
         """Whether the client gets this token; moves `sent` and `end`."""
         if self.end is not None:
             return False
         self.sent += 1
-        if token in self.spec.sampling.stop_token_ids:
+        if token in self.stops:
             self.end = EndReason.STOP
-        elif self.sent >= self.spec.outputs_left:
+        elif self.sent >= self.most:
             self.end = EndReason.LENGTH
         return True
 
@@ -43,6 +48,11 @@ class _Builder:
     counts: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[tuple[int, TokenLogprobs]] = field(default_factory=list)
+
+    def add_one(self, number: int, token: int) -> None:
+        self.streams.append(number)
+        self.counts.append(1)
+        self.tokens.append(token)
 
     def add(self, number: int, tokens: Iterable[tuple[int, TokenLogprobs | None]]) -> None:
         count = 0
@@ -84,9 +94,18 @@ def publish_step(streams: Mapping[int, Stream], rows: Mapping[int, int], result:
             stream.end = EndReason.FAILED
             failed.append((stream, sampled.failed))
             continue
-        logprobs = sampled.logprobs or (None,) * len(sampled.tokens)
-        taken = [pair for pair in zip(sampled.tokens, logprobs, strict=True) if stream.take(pair[0])]
-        builders.setdefault(stream.gateway_id, _Builder()).add(stream.number, taken)
+        builder = builders.get(stream.gateway_id)
+        if builder is None:
+            builder = builders[stream.gateway_id] = _Builder()
+        if len(sampled.tokens) == 1 and not sampled.logprobs:  # nearly every row of nearly every step
+            stream.take(sampled.tokens[0])
+            builder.add_one(stream.number, sampled.tokens[0])
+        else:
+            logprobs = sampled.logprobs or (None,) * len(sampled.tokens)
+            builder.add(
+                stream.number,
+                [pair for pair in zip(sampled.tokens, logprobs, strict=True) if stream.take(pair[0])],
+            )
         if stream.end is not None:
             ended.append(stream)
     batches = {gateway: builder.build(result.number) for gateway, builder in builders.items()}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import select
 import socket
 import traceback
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from sluice_engine.health.recorder import Row, rows_of
 from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.mirror import RecordMirror
 from sluice_engine.pool import Pools, map_pools
-from sluice_engine.processes import die_with_parent
+from sluice_engine.processes import die_with_parent, settle_heap
 from sluice_engine.scripted import Script, ScriptedModel
 from sluice_engine.spec import EngineSpec, ResolvedEngine, load_spec, resolve
 from sluice_engine.step import Batch, BatchModel, SampledRow, StepDivergence, StepResult
@@ -106,16 +105,14 @@ class WatchedModel:
         return sampled
 
 
-def _frames(sock: socket.socket, loop: Row) -> Iterator[bytes]:
+def _frames(frames: wire.FrameSocket, loop: Row) -> Iterator[bytes]:
     """Step records, until the leader is gone. Ticks while none comes."""
-    poller = select.poll()
-    poller.register(sock, select.POLLIN)
     while True:
         loop.enter(Phase.RECEIVING)
-        while not poller.poll(KEEPALIVE_MS):
+        while not frames.wait(KEEPALIVE_MS):
             loop.tick()
             hooks.reach("rank.receive")
-        frame = wire.receive_frame(sock)
+        frame = frames.receive()
         if frame is None:
             return
         loop.tick()
@@ -132,6 +129,7 @@ def serve(spec: EngineSpec, rank: int, memory_fd: int) -> None:
         hooks.arm(spec.faults)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect(spec.socket_path)
+    frames = wire.FrameSocket(sock)
 
     def say(message: RankMessage) -> None:
         wire.send_frame(sock, encode_rank_message(message))
@@ -152,8 +150,9 @@ def serve(spec: EngineSpec, rank: int, memory_fd: int) -> None:
         pools, mirror = map_pools(memory_fd, resolved.layouts, resolved.pools), RecordMirror(resolved.pools)
         model = WatchedModel(build_model(spec, resolved, pools, mirror, progress), loop, device)
         executor = Executor(rank, pools, mirror, model)
+        settle_heap()
         say(RankReady(rank))
-        for frame in _frames(sock, loop):
+        for frame in _frames(frames, loop):
             result = executor.execute_frame(frame)
             loop.enter(Phase.REPORTING)
             hooks.reach("rank.report")

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from sluice_engine import log
 from sluice_engine.sequence import (
     Aborted,
     EndCause,
@@ -25,6 +26,7 @@ from sluice_engine.sequence import (
 )
 from sluice_engine.state import Plan
 from sluice_engine.step import PullSet, RecordRef, StepResult
+from sluice_engine.tracing import NO_TRACER, Span
 from sluice_protocol.generate import EndReason, Refused, Route
 from sluice_protocol.lease import LeaseEvent
 from sluice_protocol.source import (
@@ -87,8 +89,11 @@ class TransferPort(Protocol):
 class SourceRoom:
     spec: SequenceSpec
     port: SourceLeasePort
+    ids: dict[str, str] = field(default_factory=dict)
+    span: Span = field(default_factory=lambda: NO_TRACER.begin(""))
     granted: int = 0
     granted_bytes: int = 0
+    chunks: int = 0
     ended: bool = False
 
 
@@ -177,10 +182,15 @@ class Rooms:
             opened.have_prefix,
         )
         refused = leader.admit(spec)
+        ids = {"request": opened.want.request_id, "lease": opened.lease_id}
         if refused is not None:
+            log.info("lease refused", **ids, reason=refused.reason)
             port.post(LeaseEvent.REFUSED, refused)
             return
-        self.sources[spec.id] = SourceRoom(spec, port)
+        tokens = len(spec.tokens)
+        span = leader.tracer.begin("prefill lease", opened.want.trace_context, **ids, tokens=tokens)
+        log.info("lease admitted", **ids, sequence=spec.id, tokens=tokens, have_prefix=opened.have_prefix)
+        self.sources[spec.id] = SourceRoom(spec, port, ids, span)
         port.post(LeaseEvent.ADMITTED, LeaseAdmitted(self.pid))
 
     def lease_ended(self, port: SourceLeasePort) -> None:
@@ -189,6 +199,9 @@ class Rooms:
             if room.port is port:
                 room.ended = True
                 del self.sources[sequence]
+                told = {"granted": room.granted, "bytes": room.granted_bytes, "chunks": room.chunks}
+                log.info("lease ended", **room.ids, **told)
+                room.span.end("", **told)
                 self._leader.tell(LeaseEnded(sequence))
                 return
 
@@ -201,6 +214,8 @@ class Rooms:
         sequence = self._leader.state.sequences[room.spec.id]
         ends = token in room.spec.sampling.stop_token_ids or room.spec.outputs_left == 1
         room.ended = ends
+        room.chunks = sequence.chunks
+        room.span.event("first token", chunks=sequence.chunks, cached_tokens=sequence.cached_tokens)
         message = FirstToken(token, logprobs, sequence.cached_tokens, sequence.chunks, ends)  # type: ignore[arg-type]
         room.port.post(LeaseEvent.FIRST_TOKEN_ENDS if ends else LeaseEvent.FIRST_TOKEN, message)
 
@@ -227,7 +242,9 @@ class Rooms:
             return
         spec = generation.stream.spec
         generation.cached_tokens = have_prefix * self._leader.resolved.limits.page_tokens
-        want = WantPrefill(spec.prompt, spec.outputs, spec.sampling)
+        want = WantPrefill(spec.prompt, spec.outputs, spec.sampling, generation.request_id, generation.span.context)
+        log.info("room opened", request=generation.request_id, lease=room.lease_id, source=generation.source_address)
+        generation.span.event("room opened", lease=room.lease_id)
         self.leases.open_reader(sequence, room.lease_id, generation.source_address, want, have_prefix)
 
     def on_granted(self, sequence: int, peer: str, records: tuple[GrantedRecord, ...]) -> None:
@@ -246,6 +263,7 @@ class Rooms:
         room.first_token, room.source_pid, room.chunks = first.token, source_pid, first.chunks
         generation.cached_tokens = first.cached_tokens
         self._note_route(room)
+        generation.span.event("first token", chunks=first.chunks)
         alive = self._leader.publish_first(sequence, first.token, first.logprobs)
         if first.ends or not alive:
             # The request ended with its first token: post no READ, commit nothing.
@@ -276,6 +294,16 @@ class Rooms:
             return
         room.committed = True
         self._note_route(room)
+        generation = self._leader.generations.get(sequence)
+        log.info(
+            "room committed",
+            request=generation.request_id if generation else "",
+            lease=room.lease_id,
+            records=room.done,
+            bytes=room.done_bytes,
+        )
+        if generation is not None:
+            generation.span.event("room committed", records=room.done, bytes=room.done_bytes)
         self._leader.tell(PullCommitted(sequence, room.first_token))
         self._forget(room)
 
@@ -285,6 +313,8 @@ class Rooms:
         if room is None or room.stopped:
             return
         generation = self._leader.generations.get(sequence)
+        request = generation.request_id if generation else ""
+        log.warning("room failed", request=request, lease=room.lease_id, reason=reason, detail=detail)
         if generation is not None:
             self._leader.end(generation, EndReason.FAILED, reason, detail)
         self._leader.tell(Aborted(sequence, EndCause.FAILED))
@@ -361,7 +391,7 @@ class Rooms:
     def describe(self) -> list[dict[str, object]]:
         """Every room, for the mirror: what it holds, what it waits for."""
         granting: list[dict[str, object]] = [
-            {"side": "source", "sequence": s, "granted": r.granted, "bytes": r.granted_bytes, "ended": r.ended}
+            {"side": "source", "sequence": s, **r.ids, "granted": r.granted, "bytes": r.granted_bytes, "ended": r.ended}
             for s, r in list(self.sources.items())[:MAX_DESCRIBED]
         ]
         reading: list[dict[str, object]] = [

@@ -92,10 +92,10 @@ class _Planner(StepBuilder):
         number = fact.result.number
         if number > self.visible_through or number != self.state.completed + 1:
             raise LedgerError(f"plan {self.number} was shown the result of step {number}")
-        rows = self.state.in_flight.pop(number)
+        rows, sequences = self.state.in_flight.pop(number), self.state.sequences
         self.state.completed = number
         for sampled in fact.result.sampled:
-            sequence = self.state.sequences.get(rows[sampled.row])
+            sequence = sequences.get(rows[sampled.row])
             if sequence is None or sequence.stopped:
                 continue
             if sampled.failed:
@@ -144,15 +144,17 @@ class _Planner(StepBuilder):
     def end_exhausted(self) -> None:
         """Sequences whose last token is planned have nothing left to run; a room that is done gives its row back."""
         for sequence in self.state.sequences.values():
-            if sequence.phase is Phase.DECODING and sequence.is_exhausted:
-                self._end(sequence, EndCause.FINISHED)
+            if sequence.phase is Phase.DECODING:
+                if sequence.sampled >= sequence.most:
+                    self._end(sequence, EndCause.FINISHED)
             elif sequence.phase is Phase.HELD:
                 self._free_row(sequence)
 
     def _reap(self) -> bool:
         """Give back the records of sequences that no step and no handle uses any more; False when there is none."""
         reaped = False
-        for sequence in [s for s in self.state.sequences.values() if s.phase is Phase.ENDING]:
+        ending = Phase.ENDING
+        for sequence in [s for s in self.state.sequences.values() if s.phase is ending]:
             if sequence.last_step > self.state.completed or not sequence.handles_terminal:
                 continue
             reaped = True
@@ -234,15 +236,16 @@ class _Planner(StepBuilder):
     # -- work --------------------------------------------------------------------------------------------------------
 
     def schedule_decodes(self) -> None:
+        size, decoding = self.limits.page_tokens, Phase.DECODING
         for sequence in list(self.state.sequences.values()):
             # An earlier turn of this loop may have preempted it.
-            if sequence.phase is Phase.DECODING and self._has_page(sequence):
+            if sequence.phase is not decoding:
+                continue
+            if sequence.computed < len(sequence.pages) * size or self._add_page(sequence):
                 self._work(sequence, (), sequence.computed + 1, sample=True)
 
-    def _has_page(self, sequence: Sequence) -> bool:
+    def _add_page(self, sequence: Sequence) -> bool:
         """Append the page that the next position needs; under pressure the newest sequence makes way."""
-        if sequence.computed < len(sequence.pages) * self.limits.page_tokens:
-            return True
         if not self._make_room(RecordKind.PAGE, 1):
             self._preempt_newest()
             return False
@@ -264,9 +267,8 @@ class _Planner(StepBuilder):
     def schedule_prefills(self) -> None:
         """Whole chunks only, first come first served; one chunk a step whatever the budget, so that none starves."""
         scheduled = False
-        for sequence in list(self.state.sequences.values()):
-            if sequence.phase is not Phase.PREFILLING:
-                continue
+        prefilling = Phase.PREFILLING
+        for sequence in [s for s in self.state.sequences.values() if s.phase is prefilling]:
             end = self.limits.chunk_end(sequence.computed, sequence.num_given)
             if scheduled and end - sequence.computed > self.tokens_left:
                 return
@@ -352,13 +354,23 @@ class _Planner(StepBuilder):
 
     # -- the end of the plan -----------------------------------------------------------------------------------------
 
+    @staticmethod
+    def _has_written(sequence: Sequence) -> bool:
+        """Whether it may have pages or a state to close: one that pulls has none of its own yet."""
+        if sequence.mode is Mode.READER and not sequence.handles_terminal:
+            return False
+        if sequence.phase is Phase.ENDING:
+            return sequence.cause is EndCause.FINISHED and bool(sequence.pages)
+        return sequence.phase in (Phase.PREFILLING, Phase.DECODING, Phase.HELD)
+
     def finish(self) -> Plan:
+        size, decoding = self.limits.page_tokens, Phase.DECODING
         for sequence in self.state.sequences.values():
-            if sequence.phase in (Phase.PREFILLING, Phase.DECODING, Phase.HELD) or (
-                sequence.phase is Phase.ENDING and sequence.cause is EndCause.FINISHED and sequence.pages
-            ):
-                if sequence.spec.mode is Mode.READER and sequence.handles_terminal is False:
-                    continue
+            # Between two page boundaries a row that decodes has nothing for us here.
+            between = sequence.computed % size and (sequence.num_closed + 1) * size > sequence.computed
+            if sequence.phase is decoding and between and not sequence.snapshots:
+                continue
+            if self._has_written(sequence):
                 self._close_full_pages(sequence)
                 self._take_snapshot(sequence)
                 self._close_snapshots(sequence)

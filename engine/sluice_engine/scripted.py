@@ -6,12 +6,11 @@ real model would write, so that digests, handoffs and mix-ups show.
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
-
-import numpy as np
 
 from sluice_engine.mirror import RecordMirror
 from sluice_engine.pool import Pools
@@ -31,11 +30,21 @@ class Script:
     step_cost_us: float = 0.0
 
 
+_MASK = 0xFFFFFFFFFFFFFFFF
+_CONTENT = struct.Struct("<QQ")
+
+
 @dataclass(slots=True)
 class _Row:
+    """`content`: the 8 bytes of the state record that hold it. `page` is a view of page record `page_record`."""
+
     binding: RowBinding
     pages: list[int]
     last_token: int
+    content: memoryview
+    salt: bytes
+    page: memoryview
+    page_record: int = -1
 
 
 class ScriptedModel:
@@ -61,7 +70,12 @@ class ScriptedModel:
         self._page_offset = pages[0].offset if pages else None
 
     def bind(self, binding: RowBinding) -> None:
-        self._rows[binding.row] = _Row(binding, list(binding.pages), binding.last_token)
+        record = self._pools[RecordKind.STATE].record(binding.state).data
+        content = record[self._state_offset : self._state_offset + 8].cast("Q")
+        sampling = binding.sampling
+        # Greedy is a function of the content; a temperature adds the seed to it.
+        salt = f"{sampling.seed}/{sampling.choice}".encode() if sampling.temperature else b""
+        self._rows[binding.row] = _Row(binding, list(binding.pages), binding.last_token, content, salt, memoryview(b""))
 
     def append_pages(self, row: int, pages: tuple[int, ...]) -> None:
         self._row(row).pages.extend(pages)
@@ -75,43 +89,43 @@ class ScriptedModel:
         cost = self.script.step_cost_us + self.script.token_cost_us * tokens_in
         if cost:
             self._sleep(cost / 1e6)
-        return tuple(sampled for work in batch.rows if (sampled := self._run_row(work)) is not None)
+        return tuple([sampled for work in batch.rows if (sampled := self._run_row(work)) is not None])
 
     def _row(self, row: int) -> _Row:
-        if row not in self._rows:
+        found = self._rows.get(row)
+        if found is None:
             raise StepDivergence(f"row {row} is not bound")
-        return self._rows[row]
+        return found
 
     def _run_row(self, work: RowWork) -> SampledRow | None:
         row = self._row(work.row)
-        state = self._state(row)
-        tokens = work.tokens or (row.last_token,)
-        for position, token in enumerate(tokens, work.start):
+        self._mirror.check_writable(RecordKind.STATE, row.binding.state)
+        content, position, size = row.content[0], work.start, self._page_tokens
+        offset, page = self._page_offset, None
+        for token in work.tokens or (row.last_token,):
             # Content before this token, the token and its place: nothing else makes the content after it.
-            mixed = (int(state[0]) * 6364136223846793005 + token * 2654435761 + position + 1) & 0xFFFFFFFFFFFFFFFF
-            state[0] = mixed
-            self._write_page(row, position, mixed)
+            content = (content * 6364136223846793005 + token * 2654435761 + position + 1) & _MASK
+            if offset is not None:
+                place = position % size
+                if page is None or not place:
+                    page = self._page(row, position // size)
+                page[offset + place] = content & 0xFF
+            position += 1
+        row.content[0] = content
         if not work.sample:
             return None
-        row.last_token = self._choose(int(state[0]), work.start + len(tokens), row)
+        row.last_token = self._choose(content, position, row.salt)
         logprobs = () if row.binding.sampling.top_logprobs is None else (TokenLogprobs(0.0, (row.last_token,), (0.0,)),)
         return SampledRow(work.row, (row.last_token,), logprobs)
 
-    def _state(self, row: _Row) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-        self._mirror.check_writable(RecordKind.STATE, row.binding.state)
-        record = self._pools[RecordKind.STATE].record(row.binding.state)
-        return record[self._state_offset : self._state_offset + 8].view(np.uint64)
+    def _page(self, row: _Row, index: int) -> memoryview:
+        """The record of the row's page `index`. Raises StepDivergence unless it may be written."""
+        record = row.pages[index]
+        self._mirror.check_writable(RecordKind.PAGE, record)
+        if record != row.page_record:
+            row.page, row.page_record = self._pools[RecordKind.PAGE].record(record).data, record
+        return row.page
 
-    def _write_page(self, row: _Row, position: int, mixed: int) -> None:
-        if self._page_offset is None:
-            return
-        page = row.pages[position // self._page_tokens]
-        self._mirror.check_writable(RecordKind.PAGE, page)
-        self._pools[RecordKind.PAGE].record(page)[self._page_offset + position % self._page_tokens] = mixed & 0xFF
-
-    def _choose(self, content: int, position: int, row: _Row) -> int:
-        """Greedy is a function of the content; a temperature adds the seed to it."""
-        sampling = row.binding.sampling
-        salt = f"{sampling.seed}/{sampling.choice}" if sampling.temperature else ""
-        draw = int.from_bytes(blake2b(f"{content}/{position}/{salt}".encode(), digest_size=8).digest(), "little")
+    def _choose(self, content: int, position: int, salt: bytes) -> int:
+        draw = int.from_bytes(blake2b(_CONTENT.pack(content, position) + salt, digest_size=8).digest(), "little")
         return self.script.first + draw % (self.script.last + 1 - self.script.first)

@@ -83,18 +83,17 @@ class Sequence:
     leased: list[RecordRef] = field(default_factory=list)
     cause: EndCause | None = None
     requeue: bool = False
+    # What follows from the spec, looked at in every step.
+    id: int = field(init=False)
+    mode: Mode = field(init=False)
+    most: int = field(init=False)
+    holder: Holder = field(init=False)
+    lease_holder: Holder = field(init=False)
 
-    @property
-    def id(self) -> int:
-        return self.spec.id
-
-    @property
-    def holder(self) -> Holder:
-        return Holder(HolderKind.SEQUENCE, self.spec.id)
-
-    @property
-    def lease_holder(self) -> Holder:
-        return Holder(HolderKind.LEASE, self.spec.id)
+    def __post_init__(self) -> None:
+        self.id, self.mode, self.most = self.spec.id, self.spec.mode, self.spec.outputs_left
+        self.holder = Holder(HolderKind.SEQUENCE, self.spec.id)
+        self.lease_holder = Holder(HolderKind.LEASE, self.spec.id)
 
     @property
     def sampling(self) -> Sampling:
@@ -103,7 +102,7 @@ class Sequence:
     @property
     def is_exhausted(self) -> bool:
         """Every token it may produce is planned."""
-        return self.sampled >= self.spec.outputs_left
+        return self.sampled >= self.most
 
 
 # -- facts ---------------------------------------------------------------------------------------------------------

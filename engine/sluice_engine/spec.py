@@ -13,6 +13,7 @@ from sluice_engine.fingerprint import config_digest, revision_digest
 from sluice_engine.health.layout import FILE_NAME as RECORDER_FILE
 from sluice_engine.health.spec import HealthSpec as HealthSpec
 from sluice_engine.limits import Limits, SnapshotPolicy
+from sluice_engine.log import LogFormat
 from sluice_engine.model.config import load_model_config
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import Role
@@ -50,7 +51,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `model`: a directory as Hugging Face lays it out. `memory_bytes`: of all pools. `transport`: nixl | stream.
     `verify`: full | sample. `key`: shared by everything that one `sluice up` starts. `faults`: a directory to take
-    orders from, where a fault package is installed (hooks.py).
+    orders from, where a fault package is installed (hooks.py). `otlp`: where traces go; see tracing.py.
     """
 
     role: Role
@@ -75,6 +76,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     perturb: int | None = None
     health: HealthSpec = HealthSpec()
     faults: str = ""
+    log: LogFormat = LogFormat.HUMAN
+    otlp: str = ""
 
     @property
     def socket_path(self) -> str:

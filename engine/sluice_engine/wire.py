@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
+from collections import deque
 from collections.abc import Iterator
 
 _LENGTH = struct.Struct("<I")
 # A step record that binds a prompt of 1M tokens takes about 5 MiB.
 MAX_FRAME_BYTES = 64 * 1024 * 1024
+_RECEIVE = 1 << 18
 
 
 class FrameError(Exception):
@@ -23,28 +26,31 @@ def send_frame(sock: socket.socket, payload: bytes) -> None:
     sock.sendall(pack(payload))
 
 
-def receive_frame(sock: socket.socket) -> bytes | None:
-    """None at the end of the stream. Raises FrameError on a frame that is cut short or too long."""
-    head = _receive_exactly(sock, _LENGTH.size)
-    if head is None:
-        return None
-    payload = _receive_exactly(sock, _check(head))
-    if payload is None:
-        raise FrameError("the stream ended inside a frame")
-    return payload
+class FrameSocket:
+    """Frames from a blocking socket, as many in one system call as are there. Nobody else may read from it."""
 
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._buffer = bytearray()
+        self._frames: deque[bytes] = deque()
 
-def _receive_exactly(sock: socket.socket, count: int) -> bytes | None:
-    data = bytearray(count)
-    view, got = memoryview(data), 0
-    while got < count:
-        size = sock.recv_into(view[got:])
-        if size == 0:
-            if got:
-                raise FrameError(f"the stream ended after {got} of {count} bytes")
-            return None
-        got += size
-    return bytes(data)
+    def wait(self, timeout_ms: int) -> bool:
+        """Whether `receive` would find something (the end of the stream too) within the time."""
+        return bool(self._frames or self._poll.poll(timeout_ms))
+
+    def receive(self) -> bytes | None:
+        """None at the end of the stream. Raises FrameError on a frame that is cut short or too long."""
+        while not self._frames:
+            data = self._sock.recv(_RECEIVE)
+            if not data:
+                if self._buffer:
+                    raise FrameError(f"the stream ended after {len(self._buffer)} bytes of a frame")
+                return None
+            self._buffer += data
+            self._frames.extend(split(self._buffer))
+        return self._frames.popleft()
 
 
 def _check(head: bytes) -> int:

@@ -112,6 +112,7 @@ def encode_generate_request(value: g.GenerateRequest) -> e.GenerateRequest:
         output_ids=value.output_ids,
         sampling=encode_sampling(value.sampling),
         source_address=value.source_address,
+        trace_context=value.trace_context,
     )
 
 
@@ -125,6 +126,7 @@ def decode_generate_request(message: e.GenerateRequest) -> g.GenerateRequest:
         output_ids=tuple(message.output_ids),
         sampling=decode_sampling(message.sampling),
         source_address=message.source_address,
+        trace_context=message.trace_context,
     )
 
 
@@ -313,6 +315,8 @@ def encode_reader_message(value: s.ReaderMessage) -> p.ReaderMessage:
                         prompt_ids=value.want.prompt_ids,
                         output_ids=value.want.output_ids,
                         sampling=encode_sampling(value.want.sampling),
+                        request_id=value.want.request_id,
+                        trace_context=value.want.trace_context,
                     ),
                     have_prefix=value.have_prefix,
                     ttl_ms=value.ttl_ms,
@@ -337,7 +341,13 @@ def decode_reader_message(message: p.ReaderMessage) -> s.ReaderMessage:
                 opened.lease_id,
                 opened.incarnation,
                 Fingerprint.of(opened.fingerprint),
-                s.WantPrefill(tuple(want.prompt_ids), tuple(want.output_ids), decode_sampling(want.sampling)),
+                s.WantPrefill(
+                    tuple(want.prompt_ids),
+                    tuple(want.output_ids),
+                    decode_sampling(want.sampling),
+                    want.request_id,
+                    want.trace_context,
+                ),
                 opened.have_prefix,
                 opened.ttl_ms,
             )

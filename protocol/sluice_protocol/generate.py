@@ -52,6 +52,7 @@ class GenerateRequest:
     output_ids: tuple[int, ...]
     sampling: Sampling
     source_address: str = ""
+    trace_context: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ class WantPrefill:
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
     sampling: Sampling
+    request_id: str = ""
+    trace_context: str = ""
 
 
 @dataclass(frozen=True, slots=True)

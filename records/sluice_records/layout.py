@@ -121,7 +121,9 @@ class Layouts:
     snapshot: RecordLayout
 
     def __getitem__(self, kind: RecordKind) -> RecordLayout:
-        return {RecordKind.PAGE: self.page, RecordKind.STATE: self.state, RecordKind.SNAPSHOT: self.snapshot}[kind]
+        if kind is RecordKind.PAGE:
+            return self.page
+        return self.state if kind is RecordKind.STATE else self.snapshot
 
 
 def build_layouts(

@@ -36,11 +36,12 @@ class Rank:
         self.pid = json.loads(self.answers.readline())["pid"]
         self.link, _ = zygote.leader.accept()
         self.link.settimeout(PATIENCE_S)
+        self.frames = wire.FrameSocket(self.link)
         assert self._hear() == RankHello(0, self.pid)
         assert self._hear() == RankReady(0)
 
     def _hear(self) -> object:
-        frame = wire.receive_frame(self.link)
+        frame = self.frames.receive()
         assert frame is not None
         return decode_rank_message(frame)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -16,10 +17,12 @@ def unified(**fields: Any) -> dict[str, MemoryEngine]:
     return {"u": MemoryEngine(Role.UNIFIED, lambda _prompt, position: 97 + position % 26, **fields)}
 
 
-async def open_request(stack: Any, **fields: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def open_request(
+    stack: Any, limit: int = 1 << 26, **fields: Any
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A raw connection with one request on it."""
     port = int(stack.url.rsplit(":", 1)[1])
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=limit)
     body = json.dumps({"model": "m", "prompt": "x", "max_tokens": 50} | fields).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -123,6 +126,21 @@ async def test_a_client_that_does_not_read_is_dropped_and_counted(start: Any) ->
     await stack.idle()
     assert (await stack.complete()).status_code == 200
     writer.transport.abort()
+
+
+async def test_a_client_that_stalls_and_reads_on_misses_nothing(start: Any) -> None:
+    """Its first events go straight to the socket, then they wait, then they go straight again."""
+    tokens = 40_000
+    stack = await start(unified(max_context_tokens=1 << 20), slow_client_bytes=1 << 30)
+    reader, writer = await open_request(stack, stream=True, max_tokens=tokens)
+    await reader.readuntil(b'"text":"e"')
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await stack.until(lambda: not stack["u"].running)
+    writer.transport.resume_reading()  # type: ignore[attr-defined]
+    rest = await reader.readuntil(b"data: [DONE]\n\n")
+    letters = re.findall(rb'"text":"([a-z])"', rest)
+    assert b"".join(letters) == bytes(97 + position % 26 for position in range(5, tokens))
+    await hang_up(writer)
 
 
 async def test_a_server_that_stops_tells_its_clients(start: Any) -> None:

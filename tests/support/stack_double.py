@@ -161,14 +161,14 @@ class RunningStack:
         for role in roles:
             name = f"{role}-{sum(e.role == role for e in self.engines.values()) + sum(r == role for r, _ in begun)}"
             begun.append((role, name))
-        processes = [(role, name, self._spawn(role, name, spec)) for role, name in begun]
+        processes = [(role, name, self.spawn(role, name, spec)) for role, name in begun]
         for role, name, process in processes:
             ready = process.wait_event(lambda event: event.get("event") == "ready")
             self.engines[name] = EngineProcess(name, role, process, ready)
         self._note_pids()
         return [self.engines[name] for _, name, _ in processes]
 
-    def _spawn(self, role: str, name: str, more: dict[str, Any]) -> Process:
+    def spawn(self, role: str, name: str, more: dict[str, Any]) -> Process:
         run_dir = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.directory))
         told: dict[str, Any] = {"role": role, "name": name, "run_dir": str(run_dir), "key": KEY}
         told |= {"model": self.model} if self.model else {"scripted": self.scripted}

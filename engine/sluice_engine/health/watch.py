@@ -39,7 +39,6 @@ class Watch:
         self.started = False
         self.loaded = 0
         self.verdict: Verdict = IDLE
-        self.reading: Reading | None = None
         self._recorder = recorder
         self._clock = clock
         self._look = look
@@ -54,15 +53,15 @@ class Watch:
 
     def maintain(self, seconds: float) -> float:
         """From now on nothing is called a wedge; expires by itself, at the latest after MAX_WINDOW_S. 0 ends it.
-        Returns the seconds granted. A death is a death all the same."""
+        Returns the seconds granted, which pass as this watch runs. A death is a death all the same."""
         granted = min(max(0.0, seconds), MAX_WINDOW_S)
-        self._window_ends = self._clock() + granted
+        self._window_ends = self._observed + granted
         return granted
 
     @property
     def maintenance_s(self) -> float:
         """What is left of the window."""
-        return max(0.0, self._window_ends - self._clock())
+        return max(0.0, self._window_ends - self._observed)
 
     def look(self) -> Verdict:
         """Read, compare, judge. What froze in a maintenance window gets its whole budget after it."""
@@ -72,10 +71,10 @@ class Watch:
         rows = look_at_threads(Copy(self._recorder.view).rows(), self._look)
         self.loaded = _loaded(rows)
         after = Reading(self._observed, rows, self.started, self.loaded, exits=tuple(self._exits))
-        told = verdict(self._before, after, self.budgets, self.watched) if self._before is not None else IDLE
+        told = verdict(self._before or carry(None, after), after, self.budgets, self.watched)
         if told.kind is Kind.WEDGED and self.maintenance_s > 0:
             told = Verdict(Kind.SLOW, told.reason, told.culprit, told.doing, told.age_s, told.budget_s, told.pending)
             self._before = None
         self._before = carry(self._before, after)
-        self.reading, self.verdict = after, told
+        self.verdict = told
         return told

@@ -109,7 +109,7 @@ def build(
     sources = None if spec.role is SidecarRole.READER else map_pools(memory_fd, layouts, plan, writable=False)
     transfer = NixlTransfer(nixl, name, spec.key, destinations, sources)
     pools = destinations or {}
-    return transfer, Puller(transfer, pools, ThreadVerifier(pools, spec.verify), spec.puller), lane
+    return transfer, Puller(transfer, pools, ThreadVerifier(pools, spec.verify, marks.verifier), spec.puller), lane
 
 
 def describe(spec: SidecarSpec, transfer: NixlTransfer, lane: LaneReport) -> SidecarHello:

@@ -234,11 +234,14 @@ class GenerateRequest(_message.Message):
     OUTPUT_IDS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     SOURCE_ADDRESS_FIELD_NUMBER: _builtins.int
+    TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     gateway_id: _builtins.str
     """the Attach stream that gets the tokens"""
     source_address: _builtins.str
     """the pair's prefill engine; empty in role unified"""
+    trace_context: _builtins.str
+    """W3C traceparent; empty: not traced"""
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -256,10 +259,11 @@ class GenerateRequest(_message.Message):
         output_ids: _abc.Iterable[_builtins.int] | None = ...,
         sampling: Global___Sampling | None = ...,
         source_address: _builtins.str = ...,
+        trace_context: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "output_ids", b"output_ids", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "source_address", b"source_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "output_ids", b"output_ids", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "source_address", b"source_address", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from sluice_protocol.v1 import engine_pb2 as sluice__protocol_dot_v1_dot_engine__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsluice_protocol/v1/source.proto\x12\tsluice.v1\x1a\x1fsluice_protocol/v1/engine.proto\"\xa5\x01\n\x12SourceHelloRequest\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12\x43\n\x0b\x66ingerprint\x18\x02 \x03(\x0b\x32..sluice.v1.SourceHelloRequest.FingerprintEntry\x1a\x32\n\x10\x46ingerprintEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa6\x02\n\x10SourceHelloReply\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12\x41\n\x0b\x66ingerprint\x18\x02 \x03(\x0b\x32,.sluice.v1.SourceHelloReply.FingerprintEntry\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\"\n\x05pools\x18\x04 \x03(\x0b\x32\x13.sluice.v1.PoolInfo\x12\x11\n\ttransport\x18\x05 \x01(\t\x12\x12\n\nagent_name\x18\x06 \x01(\t\x12\x16\n\x0e\x61gent_metadata\x18\x07 \x01(\x0c\x12\x0b\n\x03pid\x18\x08 \x01(\r\x1a\x32\n\x10\x46ingerprintEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x84\x01\n\x08PoolInfo\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\tformat_id\x18\x02 \x01(\t\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\x04\x12\x0e\n\x06stride\x18\x04 \x01(\x04\x12\x14\n\x0crecord_bytes\x18\x05 \x01(\x04\x12\x13\n\x0bnum_records\x18\x06 \x01(\r\x12\x0e\n\x06memory\x18\x07 \x01(\t\"\x80\x01\n\rReaderMessage\x12\x1f\n\x04open\x18\x01 \x01(\x0b\x32\x0f.sluice.v1.OpenH\x00\x12#\n\x06pulled\x18\x02 \x01(\x0b\x32\x11.sluice.v1.PulledH\x00\x12!\n\x05\x66\x65tch\x18\x03 \x01(\x0b\x32\x10.sluice.v1.FetchH\x00\x42\x06\n\x04kind\"\xeb\x01\n\x04Open\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x35\n\x0b\x66ingerprint\x18\x03 \x03(\x0b\x32 .sluice.v1.Open.FingerprintEntry\x12,\n\x0cwant_prefill\x18\x04 \x01(\x0b\x32\x16.sluice.v1.WantPrefill\x12\x13\n\x0bhave_prefix\x18\x05 \x01(\r\x12\x0e\n\x06ttl_ms\x18\x06 \x01(\r\x1a\x32\n\x10\x46ingerprintEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\\\n\x0bWantPrefill\x12\x12\n\nprompt_ids\x18\x01 \x03(\r\x12\x12\n\noutput_ids\x18\x02 \x03(\r\x12%\n\x08sampling\x18\x03 \x01(\x0b\x32\x13.sluice.v1.Sampling\"\x08\n\x06Pulled\"/\n\x05\x46\x65tch\x12&\n\x07records\x18\x01 \x03(\x0b\x32\x15.sluice.v1.RecordName\"\xc3\x02\n\rSourceMessage\x12,\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x18.sluice.v1.LeaseAdmittedH\x00\x12%\n\x07refused\x18\x02 \x01(\x0b\x32\x12.sluice.v1.RefusedH\x00\x12%\n\x07granted\x18\x03 \x01(\x0b\x32\x12.sluice.v1.GrantedH\x00\x12,\n\x0b\x66irst_token\x18\x04 \x01(\x0b\x32\x15.sluice.v1.FirstTokenH\x00\x12\'\n\x08\x63omplete\x18\x05 \x01(\x0b\x32\x13.sluice.v1.CompleteH\x00\x12\'\n\x08released\x18\x06 \x01(\x0b\x32\x13.sluice.v1.ReleasedH\x00\x12.\n\x0crecord_bytes\x18\x07 \x01(\x0b\x32\x16.sluice.v1.RecordBytesH\x00\x42\x06\n\x04kind\"\x1c\n\rLeaseAdmitted\x12\x0b\n\x03pid\x18\x01 \x01(\r\"A\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\">\n\nRecordName\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06record\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"\x88\x01\n\rGrantedRecord\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06record\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x10\n\x08identity\x18\x04 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x04\x12\x14\n\x0cvalid_tokens\x18\x06 \x01(\r\x12\r\n\x05index\x18\x07 \x01(\r\"4\n\x07Granted\x12)\n\x07records\x18\x01 \x03(\x0b\x32\x18.sluice.v1.GrantedRecord\"|\n\nFirstToken\x12\r\n\x05token\x18\x01 \x01(\r\x12*\n\x08logprobs\x18\x02 \x01(\x0b\x32\x18.sluice.v1.TokenLogprobs\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x0e\n\x06\x63hunks\x18\x04 \x01(\r\x12\x0c\n\x04\x65nds\x18\x05 \x01(\x08\"F\n\x08\x43omplete\x12\x13\n\x0bnum_records\x18\x01 \x01(\r\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"2\n\x08Released\x12&\n\x07records\x18\x01 \x03(\x0b\x32\x15.sluice.v1.RecordName\"I\n\x0bRecordBytes\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06record\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x32\x8e\x01\n\x06Source\x12\x43\n\x05Hello\x12\x1d.sluice.v1.SourceHelloRequest\x1a\x1b.sluice.v1.SourceHelloReply\x12?\n\x05Lease\x12\x18.sluice.v1.ReaderMessage\x1a\x18.sluice.v1.SourceMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsluice_protocol/v1/source.proto\x12\tsluice.v1\x1a\x1fsluice_protocol/v1/engine.proto\"\xa5\x01\n\x12SourceHelloRequest\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12\x43\n\x0b\x66ingerprint\x18\x02 \x03(\x0b\x32..sluice.v1.SourceHelloRequest.FingerprintEntry\x1a\x32\n\x10\x46ingerprintEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa6\x02\n\x10SourceHelloReply\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12\x41\n\x0b\x66ingerprint\x18\x02 \x03(\x0b\x32,.sluice.v1.SourceHelloReply.FingerprintEntry\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\"\n\x05pools\x18\x04 \x03(\x0b\x32\x13.sluice.v1.PoolInfo\x12\x11\n\ttransport\x18\x05 \x01(\t\x12\x12\n\nagent_name\x18\x06 \x01(\t\x12\x16\n\x0e\x61gent_metadata\x18\x07 \x01(\x0c\x12\x0b\n\x03pid\x18\x08 \x01(\r\x1a\x32\n\x10\x46ingerprintEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x84\x01\n\x08PoolInfo\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\tformat_id\x18\x02 \x01(\t\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\x04\x12\x0e\n\x06stride\x18\x04 \x01(\x04\x12\x14\n\x0crecord_bytes\x18\x05 \x01(\x04\x12\x13\n\x0bnum_records\x18\x06 \x01(\r\x12\x0e\n\x06memory\x18\x07 \x01(\t\"\x80\x01\n\rReaderMessage\x12\x1f\n\x04open\x18\x01 \x01(\x0b\x32\x0f.sluice.v1.OpenH\x00\x12#\n\x06pulled\x18\x02 \x01(\x0b\x32\x11.sluice.v1.PulledH\x00\x12!\n\x05\x66\x65tch\x18\x03 \x01(\x0b\x32\x10.sluice.v1.FetchH\x00\x42\x06\n\x04kind\"\xeb\x01\n\x04Open\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x35\n\x0b\x66ingerprint\x18\x03 \x03(\x0b\x32 .sluice.v1.Open.FingerprintEntry\x12,\n\x0cwant_prefill\x18\x04 \x01(\x0b\x32\x16.sluice.v1.WantPrefill\x12\x13\n\x0bhave_prefix\x18\x05 \x01(\r\x12\x0e\n\x06ttl_ms\x18\x06 \x01(\r\x1a\x32\n\x10\x46ingerprintEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x87\x01\n\x0bWantPrefill\x12\x12\n\nprompt_ids\x18\x01 \x03(\r\x12\x12\n\noutput_ids\x18\x02 \x03(\r\x12%\n\x08sampling\x18\x03 \x01(\x0b\x32\x13.sluice.v1.Sampling\x12\x12\n\nrequest_id\x18\x04 \x01(\t\x12\x15\n\rtrace_context\x18\x05 \x01(\t\"\x08\n\x06Pulled\"/\n\x05\x46\x65tch\x12&\n\x07records\x18\x01 \x03(\x0b\x32\x15.sluice.v1.RecordName\"\xc3\x02\n\rSourceMessage\x12,\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x18.sluice.v1.LeaseAdmittedH\x00\x12%\n\x07refused\x18\x02 \x01(\x0b\x32\x12.sluice.v1.RefusedH\x00\x12%\n\x07granted\x18\x03 \x01(\x0b\x32\x12.sluice.v1.GrantedH\x00\x12,\n\x0b\x66irst_token\x18\x04 \x01(\x0b\x32\x15.sluice.v1.FirstTokenH\x00\x12\'\n\x08\x63omplete\x18\x05 \x01(\x0b\x32\x13.sluice.v1.CompleteH\x00\x12\'\n\x08released\x18\x06 \x01(\x0b\x32\x13.sluice.v1.ReleasedH\x00\x12.\n\x0crecord_bytes\x18\x07 \x01(\x0b\x32\x16.sluice.v1.RecordBytesH\x00\x42\x06\n\x04kind\"\x1c\n\rLeaseAdmitted\x12\x0b\n\x03pid\x18\x01 \x01(\r\"A\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\">\n\nRecordName\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06record\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"\x88\x01\n\rGrantedRecord\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06record\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x10\n\x08identity\x18\x04 \x01(\x0c\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x04\x12\x14\n\x0cvalid_tokens\x18\x06 \x01(\r\x12\r\n\x05index\x18\x07 \x01(\r\"4\n\x07Granted\x12)\n\x07records\x18\x01 \x03(\x0b\x32\x18.sluice.v1.GrantedRecord\"|\n\nFirstToken\x12\r\n\x05token\x18\x01 \x01(\r\x12*\n\x08logprobs\x18\x02 \x01(\x0b\x32\x18.sluice.v1.TokenLogprobs\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x0e\n\x06\x63hunks\x18\x04 \x01(\r\x12\x0c\n\x04\x65nds\x18\x05 \x01(\x08\"F\n\x08\x43omplete\x12\x13\n\x0bnum_records\x18\x01 \x01(\r\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"2\n\x08Released\x12&\n\x07records\x18\x01 \x03(\x0b\x32\x15.sluice.v1.RecordName\"I\n\x0bRecordBytes\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06record\x18\x02 \x01(\r\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x32\x8e\x01\n\x06Source\x12\x43\n\x05Hello\x12\x1d.sluice.v1.SourceHelloRequest\x1a\x1b.sluice.v1.SourceHelloReply\x12?\n\x05Lease\x12\x18.sluice.v1.ReaderMessage\x1a\x18.sluice.v1.SourceMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -54,32 +54,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPEN']._serialized_end=1046
   _globals['_OPEN_FINGERPRINTENTRY']._serialized_start=195
   _globals['_OPEN_FINGERPRINTENTRY']._serialized_end=245
-  _globals['_WANTPREFILL']._serialized_start=1048
-  _globals['_WANTPREFILL']._serialized_end=1140
-  _globals['_PULLED']._serialized_start=1142
-  _globals['_PULLED']._serialized_end=1150
-  _globals['_FETCH']._serialized_start=1152
-  _globals['_FETCH']._serialized_end=1199
-  _globals['_SOURCEMESSAGE']._serialized_start=1202
-  _globals['_SOURCEMESSAGE']._serialized_end=1525
-  _globals['_LEASEADMITTED']._serialized_start=1527
-  _globals['_LEASEADMITTED']._serialized_end=1555
-  _globals['_REFUSED']._serialized_start=1557
-  _globals['_REFUSED']._serialized_end=1622
-  _globals['_RECORDNAME']._serialized_start=1624
-  _globals['_RECORDNAME']._serialized_end=1686
-  _globals['_GRANTEDRECORD']._serialized_start=1689
-  _globals['_GRANTEDRECORD']._serialized_end=1825
-  _globals['_GRANTED']._serialized_start=1827
-  _globals['_GRANTED']._serialized_end=1879
-  _globals['_FIRSTTOKEN']._serialized_start=1881
-  _globals['_FIRSTTOKEN']._serialized_end=2005
-  _globals['_COMPLETE']._serialized_start=2007
-  _globals['_COMPLETE']._serialized_end=2077
-  _globals['_RELEASED']._serialized_start=2079
-  _globals['_RELEASED']._serialized_end=2129
-  _globals['_RECORDBYTES']._serialized_start=2131
-  _globals['_RECORDBYTES']._serialized_end=2204
-  _globals['_SOURCE']._serialized_start=2207
-  _globals['_SOURCE']._serialized_end=2349
+  _globals['_WANTPREFILL']._serialized_start=1049
+  _globals['_WANTPREFILL']._serialized_end=1184
+  _globals['_PULLED']._serialized_start=1186
+  _globals['_PULLED']._serialized_end=1194
+  _globals['_FETCH']._serialized_start=1196
+  _globals['_FETCH']._serialized_end=1243
+  _globals['_SOURCEMESSAGE']._serialized_start=1246
+  _globals['_SOURCEMESSAGE']._serialized_end=1569
+  _globals['_LEASEADMITTED']._serialized_start=1571
+  _globals['_LEASEADMITTED']._serialized_end=1599
+  _globals['_REFUSED']._serialized_start=1601
+  _globals['_REFUSED']._serialized_end=1666
+  _globals['_RECORDNAME']._serialized_start=1668
+  _globals['_RECORDNAME']._serialized_end=1730
+  _globals['_GRANTEDRECORD']._serialized_start=1733
+  _globals['_GRANTEDRECORD']._serialized_end=1869
+  _globals['_GRANTED']._serialized_start=1871
+  _globals['_GRANTED']._serialized_end=1923
+  _globals['_FIRSTTOKEN']._serialized_start=1925
+  _globals['_FIRSTTOKEN']._serialized_end=2049
+  _globals['_COMPLETE']._serialized_start=2051
+  _globals['_COMPLETE']._serialized_end=2121
+  _globals['_RELEASED']._serialized_start=2123
+  _globals['_RELEASED']._serialized_end=2173
+  _globals['_RECORDBYTES']._serialized_start=2175
+  _globals['_RECORDBYTES']._serialized_end=2248
+  _globals['_SOURCE']._serialized_start=2251
+  _globals['_SOURCE']._serialized_end=2393
 # @@protoc_insertion_point(module_scope)

@@ -262,6 +262,12 @@ class WantPrefill(_message.Message):
     PROMPT_IDS_FIELD_NUMBER: _builtins.int
     OUTPUT_IDS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """for logs"""
+    trace_context: _builtins.str
+    """W3C traceparent; empty: not traced"""
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -274,10 +280,12 @@ class WantPrefill(_message.Message):
         prompt_ids: _abc.Iterable[_builtins.int] | None = ...,
         output_ids: _abc.Iterable[_builtins.int] | None = ...,
         sampling: _engine_pb2.Sampling | None = ...,
+        request_id: _builtins.str = ...,
+        trace_context: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_ids", b"output_ids", "prompt_ids", b"prompt_ids", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_ids", b"output_ids", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

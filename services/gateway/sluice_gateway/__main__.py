@@ -12,11 +12,13 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-from sluice_engine import hooks
+from sluice_engine import hooks, log
 from sluice_engine.errors import SpecError
 from sluice_engine.health.recorder import Recorder, RecorderError
 from sluice_engine.health.stacks import answer_with_stacks
-from sluice_engine.processes import die_with_parent
+from sluice_engine.log import LogFormat
+from sluice_engine.processes import die_with_parent, settle_heap
+from sluice_engine.tracing import make_tracer
 from sluice_gateway.app import create_app
 from sluice_gateway.client import grpc_factory
 from sluice_gateway.fleet import Fleet, FleetError, Member
@@ -46,6 +48,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--max-body-bytes", type=int, default=32 * 1024 * 1024)
     parser.add_argument("--shutdown-s", type=float, default=10.0, help="how long running requests may take at the end")
+    parser.add_argument("--log", type=LogFormat, choices=list(LogFormat), default=LogFormat.HUMAN)
+    parser.add_argument("--otlp", default="", metavar="URL", help="where traces go; see docs/observability.md")
     parser.add_argument("--ready-file", type=Path, help="gets the line that stdout gets when ready to accept")
     parser.add_argument("--recorder", type=Path, help="flight recorder of the supervisor (sluice_gateway.supervised)")
     parser.add_argument("--supervisor", default="", metavar="URL", help="where that one answers; for the status page")
@@ -99,18 +103,21 @@ def join_supervisor(arguments: argparse.Namespace) -> Recorder | None:
 def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
+    log.configure(arguments.log, "gateway")
     try:
         settings, tokenizer = make_settings(arguments), load_tokenizer(arguments.tokenizer)
         key = "" if arguments.key_file is None else arguments.key_file.read_text().strip()
         recorder = join_supervisor(arguments)
         sock = listen(arguments.listen)
+        tracer = make_tracer(arguments.otlp, "gateway", settings.gateway_id[:8])
     except (OSError, ValueError, TokenizerError, FleetError, SpecError, RecorderError) as error:
         print(f"sluice_gateway: {error}", file=sys.stderr)
         return 2
     engines = partial(grpc_factory, key=key)
-    app = create_app(settings, tokenizer, engines, block_keys=keys_of, recorder=recorder)
+    app = create_app(settings, tokenizer, engines, block_keys=keys_of, tracer=tracer, recorder=recorder)
 
     def on_ready() -> None:
+        settle_heap()
         line = json.dumps({"event": "ready", "url": url_of(sock), "pid": os.getpid()})
         print(line, flush=True)
         if arguments.ready_file is not None:

@@ -13,6 +13,7 @@ from sluice_gateway.queue import Waiting
 from sluice_gateway.retry import Done, GiveUp, judge
 from sluice_gateway.route import Wanted
 from sluice_gateway.session import TryResult
+from sluice_gateway.story import Story
 from sluice_gateway.track import Track
 from sluice_protocol.generate import Ended, GenerateRequest, Route
 from sluice_protocol.sampling import Sampling
@@ -47,9 +48,17 @@ class Choice:
     """`run` ends with an Outcome or raises the ApiError for the client."""
 
     def __init__(
-        self, ask: Ask, track: Track, dispatcher: Dispatcher, clock: Clock, random: Random, counters: Counters
+        self,
+        ask: Ask,
+        track: Track,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        random: Random,
+        counters: Counters,
+        story: Story,
     ) -> None:
         self._ask = ask
+        self._story = story
         self._track = track
         self._dispatcher = dispatcher
         self._clock = clock
@@ -62,26 +71,42 @@ class Choice:
         self._avoid: frozenset[str] = frozenset()
 
     async def run(self, ticket: Ticket) -> Outcome:
+        try:
+            outcome, reason = await self._run(ticket)
+        except BaseException as error:
+            self._story.fail(error, len(self._track.output_ids))
+            raise
+        self._story.end(reason, outcome.completion_tokens, outcome.tries)
+        return outcome
+
+    async def _run(self, ticket: Ticket) -> tuple[Outcome, str]:
+        """The outcome, and the reason of its end."""
         while True:
             placement = await self._dispatcher.placed(ticket)
             self._tries += 1
             had = len(self._track.output_ids)
+            result = None
             try:
                 result = await self._try(placement)
             finally:
+                self._story.end_try(result)
                 self._dispatcher.release(placement)
             if len(self._track.output_ids) > had:
                 self._progress_at = self._clock()
                 self._faults = self._faults.with_progress()
             culprit = culprit_of(result, placement.pair)
             repeat = self._faults.repeats(culprit)
-            step = judge(result, self._track.finished, self._tries, self._spent, self._ask.fault_budget, repeat)
+            victims = self._faults.with_fault(culprit).victims
+            step = judge(
+                result, self._track.finished, self._tries, self._spent, self._ask.fault_budget, repeat, victims
+            )
             if isinstance(step, Done):
                 self._track.end(step.reason)
-                return self._outcome(result, placement)
+                return self._outcome(result, placement), step.reason
             if isinstance(step, GiveUp):
                 raise step.error
             self._counters.retries += 1
+            self._story.again(result, step.spent)
             if step.source and placement.pair.prefill is not None:
                 self._dispatcher.suspect(placement.pair.prefill.member.address)
             self._avoid = frozenset(placement.pair.addresses) if step.avoid else frozenset()
@@ -101,9 +126,11 @@ class Choice:
             output_ids=tuple(self._track.output_ids),
             sampling=ask.sampling,
             source_address=placement.pair.source_address,
+            trace_context=self._story.begin_try(self._tries, placement.pair, len(self._track.output_ids)),
         )
 
         def on_first() -> None:
+            self._story.first_token()
             self._dispatcher.prefilled(placement)
 
         return await placement.decode.attempt(request, self._track.push, on_first)

@@ -12,7 +12,7 @@ from sluice_gateway import errors
 from sluice_gateway.fleet import Engine, Pair
 from sluice_gateway.link import Link
 from sluice_gateway.queue import Dispatch, Waiting, expired, fits, may_wait, next_dispatch, wake_at
-from sluice_gateway.route import NO_PAIR, BlockKeys, NoRoute, Wanted, choose_pair
+from sluice_gateway.route import NO_PAIR, BlockKeys, NoRoute, Wanted, no_pair
 
 Clock = Callable[[], float]
 LONG_PROMPT = 16_384
@@ -81,8 +81,7 @@ class Dispatcher:
 
     def usable(self) -> NoRoute | None:
         """None when some pair could take work, at once or later; else why not."""
-        choice = choose_pair(Wanted(()), self._views(), 0)
-        return choice if isinstance(choice, NoRoute) and choice.reason == NO_PAIR else None
+        return no_pair(self._views())
 
     def changed(self) -> None:
         """What is known of some engine is not what it was."""

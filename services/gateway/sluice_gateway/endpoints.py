@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -41,7 +42,7 @@ class Endpoints:
         checked = parse_chat(body, self._gateway.limits())
         self._check_model(checked.options)
         answer_id = f"chatcmpl-{self._new_id()}"
-        job = await self._gateway.chat_job(checked, self._deadline(request), answer_id)
+        job = _traced(await self._gateway.chat_job(checked, self._deadline(request), answer_id), request)
         return self._respond(request, job, answer_id, chat=True)
 
     async def completions(self, request: Request) -> Response:
@@ -49,7 +50,7 @@ class Endpoints:
         checked = parse_completion(body, self._gateway.limits())
         self._check_model(checked.options)
         answer_id = f"cmpl-{self._new_id()}"
-        job = await self._gateway.completion_job(checked, self._deadline(request), answer_id)
+        job = _traced(await self._gateway.completion_job(checked, self._deadline(request), answer_id), request)
         return self._respond(request, job, answer_id, chat=False)
 
     async def _body(self, request: Request) -> Any:
@@ -157,6 +158,12 @@ class Endpoints:
 
     async def health(self, _request: Request) -> Response:
         return _json(self._gateway.report())
+
+
+def _traced(job: Job, request: Request) -> Job:
+    """Part of the client's trace, if it has one."""
+    parent = request.headers.get("traceparent")
+    return job if parent is None else replace(job, trace_parent=parent)
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from sluice_engine.health.recorder import Recorder
+from sluice_engine.tracing import NO_TRACER, Tracer
 from sluice_gateway import errors
 from sluice_gateway.answer import Ask, Choice, Outcome
 from sluice_gateway.board import StatusBoard
@@ -23,6 +24,7 @@ from sluice_gateway.members import Members, watch_fleet
 from sluice_gateway.requests import ChatRequest, CompletionRequest, Limits, Options
 from sluice_gateway.route import BlockKeys, Wanted
 from sluice_gateway.settings import Settings
+from sluice_gateway.story import Story
 from sluice_gateway.template import encode_chat, encode_prompt
 from sluice_gateway.tokenizer import Tokenizer
 from sluice_gateway.track import Sink, Track, TrackPlan
@@ -44,11 +46,13 @@ class Gateway:
         clock: Clock,
         random: Random,
         block_keys: BlockKeys,
+        tracer: Tracer = NO_TRACER,
         recorder: Recorder | None = None,
     ) -> None:
         self.settings = settings
         self.marks = GatewayMarks(recorder)
         self.tokenizer = tokenizer
+        self.tracer = tracer
         self.pieces = Pieces(tokenizer)
         self.counters = Counters()
         self.random = random
@@ -91,6 +95,7 @@ class Gateway:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
         await self.members.close()
+        await asyncio.to_thread(self.tracer.close)
         self.dispatcher.close()
 
     def limits(self) -> Limits:
@@ -167,7 +172,13 @@ class Gateway:
         asks = [self._ask(job, index) for index in range(job.num_choices)]
         choices = [
             Choice(
-                ask, self._track(job, ask, make_sink(index)), self.dispatcher, self._clock, self.random, self.counters
+                ask,
+                self._track(job, ask, make_sink(index)),
+                self.dispatcher,
+                self._clock,
+                self.random,
+                self.counters,
+                Story(ask.request_id, len(ask.prompt_ids), self.tracer, job.trace_parent),
             )
             for index, ask in enumerate(asks)
         ]

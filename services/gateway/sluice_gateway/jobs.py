@@ -22,6 +22,7 @@ class Job:
     thinking: bool
     deadline_s: float
     request_id: str
+    trace_parent: str = ""
 
     @property
     def num_choices(self) -> int:

@@ -21,6 +21,12 @@ Send = Callable[[Message], Awaitable[None]]
 ABORT = "sluice.abort"
 """Scope extension of our server: a function that drops the connection at once."""
 
+CHUNK = "sluice.chunk"
+"""Scope extension of our server: a function that writes a piece of a body that has begun straight to the socket's
+transport. False, and nothing written: not begun, ended, or the client is behind; then `send` is the way."""
+
+TryWrite = Callable[[bytes], bool]
+
 
 class ClientGone(Exception):
     """The client disconnected. Nobody is left to tell."""
@@ -46,6 +52,10 @@ async def send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]]
     headers = [*headers, (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+def _refuse(_data: bytes) -> bool:
+    return False
 
 
 class _WorkResponse(Response):
@@ -120,8 +130,9 @@ class WholeResponse(_WorkResponse):
 class StreamResponse(_WorkResponse):
     """`work` writes events with the function it is given; the headers go out with the first of them.
 
-    One task per client moves what was written since its last turn to the socket in one piece. A client that does not
-    read stops that task; when `limit` bytes wait for it, it is dropped.
+    Once they are out, an event goes to the socket's transport at once, which sends a turn's events in one system call.
+    What it does not take (CHUNK) waits for the pump, one task per client. A client that does not read stops that task;
+    when `limit` bytes wait for it, it is dropped.
     """
 
     def __init__(
@@ -137,11 +148,15 @@ class StreamResponse(_WorkResponse):
         self._buffer: list[bytes] = []
         self._waiting = 0
         self._overflow: Callable[[], None] | None = None
+        self._try_write: TryWrite = _refuse
 
     def _write(self, data: bytes) -> None:
+        wake = self._wake
+        # The pump sleeps: all that came before is with the transport.
+        if wake is not None and not wake.done() and self._try_write(data):
+            return
         self._buffer.append(data)
         self._waiting += len(data)
-        wake = self._wake
         if wake is not None:
             if not wake.done():
                 wake.set_result(None)
@@ -149,6 +164,8 @@ class StreamResponse(_WorkResponse):
             self._overflow()
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        extensions = scope.get("extensions") or {}
+        self._try_write = extensions.get(CHUNK, _refuse)
         work, watch = self._start(self._work(self._write), receive)
         pump = asyncio.create_task(self._pump(work, watch, send))
         overflowed = False
@@ -166,7 +183,7 @@ class StreamResponse(_WorkResponse):
                 pump.result()
                 return
             self._counters.slow_clients += 1
-            abort = (scope.get("extensions") or {}).get(ABORT)
+            abort = extensions.get(ABORT)
             if abort is not None:
                 abort()
         finally:

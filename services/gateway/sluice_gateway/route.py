@@ -70,7 +70,14 @@ def choose_pair(
     candidates = [pair for group in groups for pair in _best_of_group(group, scorer, random)]
     if not candidates:
         return NoRoute(NO_ROOM, "every usable pair is full")
+    if len(candidates) == 1:
+        return candidates[0]
     return min(candidates, key=lambda pair: (scorer.shunned(pair.engines), -scorer.pair_score(pair), pair.addresses))
+
+
+def no_pair(engines: Sequence[Engine]) -> NoRoute | None:
+    """Why nobody could take any work, at once or later; None when somebody could."""
+    return None if usable_groups(engines) else NoRoute(NO_PAIR, _why_nobody(engines, Wanted(())))
 
 
 def _fingerprint(group: tuple[tuple[Engine, ...], ...]) -> Fingerprint | None:
@@ -144,8 +151,8 @@ def _best_of_group(
 def _best(side: Sequence[Engine], scorer: _Scorer, random: Random) -> Engine | None:
     """Best score among those with room; between equals, the less busy of two drawn ones."""
     roomy = [engine for engine in side if engine.room > 0]
-    if not roomy:
-        return None
+    if len(roomy) < 2:
+        return roomy[0] if roomy else None
     fewest = min(scorer.shunned([engine]) for engine in roomy)
     scores = [(scorer.score(e), e) for e in roomy if scorer.shunned([e]) == fewest]
     top = max(score for score, _ in scores)

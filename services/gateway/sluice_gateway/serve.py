@@ -12,21 +12,37 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sluice_gateway.gateway import Gateway
-from sluice_gateway.respond import ABORT
+from sluice_gateway.respond import ABORT, CHUNK, TryWrite
 
 logger = logging.getLogger(__name__)
 
 
-class AbortableProtocol(HttpToolsProtocol):
-    """Gives the application a way to drop a client that does not read."""
+class StreamingProtocol(HttpToolsProtocol):
+    """Gives the application a way to drop a client that does not read, and a short one to write to one that does."""
 
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
+    def on_headers_complete(self) -> None:
         extensions: dict[str, Any] = {ABORT: self.transport.abort}
         self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
+        super().on_headers_complete()
+        # The application runs in a task that has not begun. An upgrade that is refused has no cycle.
+        if self.cycle is not None and self.cycle.scope is self.scope:
+            extensions[CHUNK] = chunk_writer(self.cycle)
+
+
+def chunk_writer(cycle: RequestResponseCycle) -> TryWrite:
+    """What `cycle.send` does with a piece of a body that is neither the first nor the last, when it need not wait."""
+
+    def try_write(data: bytes) -> bool:
+        begun = cycle.chunked_encoding and cycle.response_started and not cycle.response_complete
+        if not begun or cycle.flow.write_paused or cycle.disconnected:
+            return False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    return try_write
 
 
 class Server(uvicorn.Server):
@@ -113,7 +129,7 @@ def make_server(app: FastAPI, on_ready: Callable[[], None]) -> Server:
     gateway: Gateway = app.state.gateway
     config = uvicorn.Config(
         app,
-        http=AbortableProtocol,
+        http=StreamingProtocol,
         ws="none",
         loop="uvloop",
         lifespan="on",

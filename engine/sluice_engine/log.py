@@ -1,0 +1,75 @@
+"""Logs: one line per change of state, on stderr, for people or as JSON. Fields are the same in both, and always include
+the ids that lead from one process to the next: `request` (gateway and both engines), `lease` (both engines)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from enum import StrEnum
+from typing import TextIO
+
+_logger = logging.getLogger("sluice")
+_logger.propagate = False
+
+
+class LogFormat(StrEnum):
+    HUMAN = "human"
+    JSON = "json"
+    OFF = "off"
+
+
+class _Formatter(logging.Formatter):
+    """`service`: who speaks. Wall time, for people only."""
+
+    def __init__(self, service: str, as_json: bool) -> None:
+        super().__init__()
+        self._service = service
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = getattr(record, "fields", {})
+        event = record.getMessage()
+        if record.exc_info:
+            fields = fields | {"exception": self.formatException(record.exc_info)}
+        if self._as_json:
+            head = {"at": _utc(record.created), "level": record.levelname.lower(), "service": self._service}
+            return json.dumps(head | {"event": event} | fields, default=str)
+        told = " ".join(f"{key}={_plain(value)}" for key, value in fields.items())
+        level = "" if record.levelno <= logging.INFO else f" {record.levelname}"
+        return f"{_utc(record.created)} {self._service}{level}: {event}{' ' if told else ''}{told}"
+
+
+def configure(log_format: LogFormat, service: str, stream: TextIO | None = None) -> None:
+    """Once per process, by its `main`. Until then, and with OFF, nothing is written."""
+    for handler in list(_logger.handlers):
+        _logger.removeHandler(handler)
+    if log_format is LogFormat.OFF:
+        _logger.setLevel(logging.CRITICAL + 1)
+        return
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(_Formatter(service, log_format is LogFormat.JSON))
+    _logger.addHandler(handler)
+    _logger.setLevel(logging.INFO)
+
+
+def info(event: str, **fields: object) -> None:
+    """A change of state that is as it should be."""
+    if _logger.handlers and _logger.isEnabledFor(logging.INFO):
+        _logger.info(event, extra={"fields": fields})
+
+
+def warning(event: str, **fields: object) -> None:
+    """One that somebody may want to look at."""
+    if _logger.handlers and _logger.isEnabledFor(logging.WARNING):
+        _logger.warning(event, extra={"fields": fields})
+
+
+def _utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"
+
+
+def _plain(value: object) -> str:
+    text = str(value)
+    return json.dumps(text) if not text or any(c.isspace() or c in '"=' for c in text) else text

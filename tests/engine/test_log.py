@@ -1,0 +1,51 @@
+"""Log lines: the same fields for people and for machines, one line each, whatever is in them."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from sluice_engine import log
+from sluice_engine.log import LogFormat
+
+
+@pytest.fixture(autouse=True)
+def off_afterwards():
+    yield
+    log.configure(LogFormat.OFF, "")
+
+
+def written(log_format: LogFormat) -> str:
+    stream = io.StringIO()
+    log.configure(log_format, "decode-0", stream)
+    log.info("room opened", request="r-1", lease="l-1", tokens=7)
+    log.warning("room failed", lease="l-1", detail='said "no"\nand went')
+    return stream.getvalue()
+
+
+def test_json_is_one_object_a_line() -> None:
+    first, second = (json.loads(line) for line in written(LogFormat.JSON).splitlines())
+    assert first["at"].endswith("Z")
+    assert {key: first[key] for key in ("level", "service", "event", "request", "lease", "tokens")} == {
+        "level": "info",
+        "service": "decode-0",
+        "event": "room opened",
+        "request": "r-1",
+        "lease": "l-1",
+        "tokens": 7,
+    }
+    assert (second["level"], second["detail"]) == ("warning", 'said "no"\nand went')
+
+
+def test_human_is_one_line_too_whatever_a_field_holds() -> None:
+    first, second = written(LogFormat.HUMAN).splitlines()
+    assert first.endswith("decode-0: room opened request=r-1 lease=l-1 tokens=7")
+    assert second.endswith('decode-0 WARNING: room failed lease=l-1 detail="said \\"no\\"\\nand went"')
+
+
+def test_off_and_unconfigured_write_nothing(capsys) -> None:
+    assert written(LogFormat.OFF) == ""
+    log.info("nobody")
+    assert capsys.readouterr().err == ""

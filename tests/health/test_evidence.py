@@ -1,0 +1,170 @@
+"""Bundles, incidents and quarantine: what is kept of a wedge, and that keeping it can fail without harm."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sluice_engine.health.evidence import EvidenceLimits, prune, write_bundle
+from sluice_engine.health.incidents import (
+    Incident,
+    QuarantinePolicy,
+    boot_id,
+    must_quarantine,
+    note_incident,
+    read_incidents,
+)
+from sluice_engine.health.reading import Copy
+from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.stacks import STACKS_SIGNAL, can_answer, collect_stacks
+from sluice_engine.health.verdict import Kind, Verdict
+
+WEDGE = Verdict(Kind.WEDGED, "DeviceStuck", "rank0.device", "device", 31.0, 30.0, 4)
+CHILD = """
+import sys, threading, time
+from pathlib import Path
+from sluice_engine.health.stacks import answer_with_stacks
+answer_with_stacks(Path(sys.argv[1]), "child")
+def waits_for_ever(): threading.Event().wait()
+threading.Thread(target=waits_for_ever, daemon=True).start()
+def spins():
+    print("ready", flush=True)
+    while True: pass
+spins()
+"""
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Recorder:
+    return Recorder.create(tmp_path / "recorder", ["leader.loop"])
+
+
+@pytest.fixture
+def child(tmp_path: Path):
+    """A process that spins in one thread and waits in another."""
+    process = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+        process.stdout.close()
+
+
+def bundle(tmp_path: Path, recorder: Recorder, pids: dict[str, int] | None = None, **more) -> Path:
+    return write_bundle(tmp_path / "evidence", tmp_path, recorder, WEDGE, pids or {}, {"spec": {"a": 1}}, **more)
+
+
+def test_a_bundle_holds_recorder_verdict_stacks_and_what_the_kernel_says(tmp_path, recorder, child) -> None:
+    path = bundle(tmp_path, recorder, {"child": child.pid})
+    assert path.name == "incident-0001-DeviceStuck"
+    assert "leader.loop" in Copy((path / "recorder.bin").read_bytes()).rows()
+    told = json.loads((path / "verdict.json").read_text())
+    assert (told["reason"], told["culprit"]) == ("DeviceStuck", "rank0.device")
+    stacks = (path / "child.stacks").read_text()
+    assert "spins" in stacks
+    assert "waits_for_ever" in stacks
+    assert "State:" in (path / "child.proc").read_text()
+    assert json.loads((path / "about.json").read_text()) == {"spec": {"a": 1}}
+
+
+def test_of_a_stopped_process_it_says_so_in_place_of_stacks(tmp_path, recorder, child) -> None:
+    child.send_signal(19)  # SIGSTOP
+    deadline = time.monotonic() + 10
+    while "T (stopped)" not in Path(f"/proc/{child.pid}/status").read_text():
+        assert time.monotonic() < deadline
+    path = bundle(tmp_path, recorder, {"child": child.pid})
+    assert "stopped" in (path / "child.stacks").read_text()
+    assert "T (stopped)" in (path / "child.proc").read_text()
+
+
+def test_a_process_without_a_handler_is_not_signalled(tmp_path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert not can_answer(process.pid)
+        assert collect_stacks(tmp_path, {"other": process.pid}, 0.1) == {"other": ""}
+        assert process.poll() is None
+        process.kill()
+    assert STACKS_SIGNAL
+
+
+def test_of_a_process_that_is_gone_the_bundle_is_whole_all_the_same(tmp_path, recorder) -> None:
+    path = bundle(tmp_path, recorder, {"gone": 2**22 - 1})
+    assert (path / "gone.proc").exists()
+    assert "no stacks" in (path / "gone.stacks").read_text()
+
+
+def test_numbers_go_on_and_the_oldest_go_first(tmp_path, recorder) -> None:
+    limits = EvidenceLimits(bundles=3)
+    for _ in range(5):
+        bundle(tmp_path, recorder, limits=limits)
+    names = sorted(path.name for path in (tmp_path / "evidence").iterdir())
+    assert names == [f"incident-000{n}-DeviceStuck" for n in (3, 4, 5)]
+
+
+def test_bytes_are_bounded_but_the_newest_stays(tmp_path, recorder) -> None:
+    for _ in range(3):
+        bundle(tmp_path, recorder)
+    prune(tmp_path / "evidence", EvidenceLimits(bundles=10, nbytes=1))
+    assert [path.name for path in (tmp_path / "evidence").iterdir()] == ["incident-0003-DeviceStuck"]
+
+
+def test_a_full_disk_leaves_nothing_half_done(tmp_path, recorder) -> None:
+    def full() -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        bundle(tmp_path, recorder, reach=full)
+    assert list((tmp_path / "evidence").iterdir()) == []
+
+
+def test_what_a_killed_supervisor_left_unfinished_is_removed(tmp_path, recorder) -> None:
+    left = tmp_path / "evidence" / ".writing-incident-0001-X"
+    left.mkdir(parents=True)
+    (left / "recorder.bin").write_bytes(b"half")
+    bundle(tmp_path, recorder)
+    assert not left.exists()
+
+
+# -- incidents
+
+
+def incident(at_s: float, boot: str = "b") -> Incident:
+    return Incident(boot, at_s, "DeviceStuck", "rank0.device", "message")
+
+
+@pytest.mark.parametrize(
+    ("times", "now", "due"),
+    [
+        ([1, 2, 3], 3, True),
+        ([1, 2], 2, False),
+        ([1, 2, 700], 700, False),
+        ([100, 400, 700], 700, True),
+        ([99, 400, 700], 700, False),
+    ],
+)
+def test_quarantine_comes_after_so_many_within_the_window(times, now, due) -> None:
+    policy = QuarantinePolicy(incidents=3, window_s=600, hold_s=60)
+    assert must_quarantine([incident(t) for t in times], "b", now, policy) is due
+
+
+def test_another_boot_does_not_count_and_zero_turns_it_off() -> None:
+    many = [incident(t) for t in range(10)]
+    assert not must_quarantine(many, "another", 10, QuarantinePolicy())
+    assert not must_quarantine(many, "b", 10, QuarantinePolicy(hold_s=0))
+
+
+def test_incidents_survive_and_a_damaged_line_is_left_out(tmp_path) -> None:
+    note_incident(tmp_path, incident(1))
+    with (tmp_path / "incidents.jsonl").open("a") as file:
+        file.write("not json\n{}\n")
+    assert note_incident(tmp_path, incident(2)) == [incident(1), incident(2)]
+    assert read_incidents(tmp_path) == [incident(1), incident(2)]
+    assert boot_id()
+    assert [path.name for path in tmp_path.iterdir()] == ["incidents.jsonl"]

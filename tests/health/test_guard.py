@@ -1,0 +1,202 @@
+"""A supervisor's health part over real HTTP: endpoints, readiness, and the way from a verdict to an exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from sluice_engine.health import guard
+from sluice_engine.health.evidence import EvidenceLimits
+from sluice_engine.health.guard import EXIT_DEAD, EXIT_WEDGED, Guard, Policy, Service
+from sluice_engine.health.incidents import QuarantinePolicy
+from sluice_engine.health.layout import Phase, Readiness
+from sluice_engine.health.metrics import METRICS
+from sluice_engine.health.reading import Exit
+from sluice_engine.health.verdict import Budgets, Kind, Verdict
+from sluice_engine.health.watched import Reason, engine_rows
+from sluice_protocol.generate import Role
+
+WEDGE = Verdict(Kind.WEDGED, "DeviceStuck", "rank0.device", "device", 31.0, 30.0, 4)
+
+
+async def ask(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    head, _, body = (await asyncio.wait_for(reader.read(), 10)).decode().partition("\r\n\r\n")
+    writer.close()
+    return int(head.split()[1]), body
+
+
+class Scene:
+    """A guard over rows that this process writes itself."""
+
+    def __init__(self, tmp_path: Path, **policy: object) -> None:
+        watched = engine_rows(Role.UNIFIED, "nixl")
+        service = Service("unified-0", "unified", tmp_path, watched, lambda: {"leader": os.getpid()}, lambda: {"k": 1})
+        told = {"budgets": Budgets(floor_s=1.0), "quarantine": QuarantinePolicy(hold_s=0)} | policy
+        self.guard = Guard(service, Policy(**told))  # type: ignore[arg-type]
+        self.rows = {row.name: self.guard.recorder.row(row.name) for row in watched}
+        self.frozen: set[str] = set()
+
+    async def tick(self) -> None:
+        for row in self.rows.values():
+            row.begin(Phase.SERVING)
+        while True:
+            for name, row in self.rows.items():
+                if name not in self.frozen:
+                    row.tick()
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def scene(tmp_path: Path):
+    scene = Scene(tmp_path)
+    async with running(scene):
+        yield scene
+
+
+@contextlib.asynccontextmanager
+async def running(scene: Scene):
+    await scene.guard.start("127.0.0.1")
+    ticking = asyncio.create_task(scene.tick())
+    try:
+        yield
+    finally:
+        ticking.cancel()
+        await asyncio.gather(ticking, return_exceptions=True)
+        await scene.guard.stop()
+
+
+async def quarantine(scene: Scene, closing: asyncio.Task[int]) -> None:
+    while not scene.guard.quarantined:
+        assert not closing.done()
+        await asyncio.sleep(0.01)
+
+
+async def statuses(scene: Scene) -> dict[str, int]:
+    port = scene.guard.probe_port
+    return {path: (await ask(port, path))[0] for path in ("/livez", "/readyz", "/startupz", "/health")}
+
+
+async def test_each_probe_says_what_it_is_for(scene: Scene) -> None:
+    guard = scene.guard
+    guard.watch.look()
+    assert await statuses(scene) == {"/livez": 200, "/readyz": 503, "/startupz": 503, "/health": 200}
+    assert guard.recorder.readiness is Readiness.STARTING
+    guard.started()
+    assert await statuses(scene) == {"/livez": 200, "/readyz": 200, "/startupz": 200, "/health": 200}
+    assert guard.recorder.readiness is Readiness.READY
+    guard.drain()
+    assert await statuses(scene) == {"/livez": 200, "/readyz": 503, "/startupz": 200, "/health": 200}
+    assert guard.recorder.readiness is Readiness.NOT_READY
+
+
+async def test_a_wedge_is_named_by_every_answer(scene: Scene) -> None:
+    scene.guard.started()
+    looking = asyncio.create_task(scene.guard.run())
+    scene.frozen.add("leader.loop")
+    verdict = await asyncio.wait_for(looking, 20)
+    assert (verdict.reason, verdict.culprit) == (Reason.EVENT_LOOP_BLOCKED, "leader.loop")
+    assert await statuses(scene) == {"/livez": 503, "/readyz": 503, "/startupz": 503, "/health": 503}
+    told = json.loads((await ask(scene.guard.probe_port, "/health"))[1])
+    assert (told["verdict"], told["reason"], told["culprit"]) == ("wedged", "EventLoopBlocked", "leader.loop")
+    assert told["age_s"] > told["budget_s"] == 1.0
+
+
+async def test_closing_keeps_evidence_says_why_and_stays_live_meanwhile(
+    scene: Scene, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    scene.guard.started()
+    asked = threading.Event()
+    monkeypatch.setattr(guard.hooks, "reach", lambda point: asked.wait(30))
+    closing = asyncio.create_task(scene.guard.close(WEDGE))
+    await asyncio.sleep(0)
+    assert await statuses(scene) == {"/livez": 200, "/readyz": 503, "/startupz": 503, "/health": 200}
+    asked.set()
+    assert await asyncio.wait_for(closing, 30) == EXIT_WEDGED
+    message = (tmp_path / "termination-log").read_text()
+    assert message.startswith("Wedged: DeviceStuck: rank0.device was device for 31.0 s")
+    bundle = tmp_path / "evidence" / "incident-0001-DeviceStuck"
+    assert str(bundle) in message
+    assert {path.name for path in bundle.iterdir()} >= {"recorder.bin", "verdict.json", "leader.proc", "about.json"}
+    said = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
+    assert said == ["incident", "evidence"]
+
+
+async def test_a_death_exits_with_one(scene: Scene) -> None:
+    scene.guard.exited(Exit("rank0", -9))
+    verdict = await asyncio.wait_for(scene.guard.run(), 10)
+    assert await scene.guard.close(verdict) == EXIT_DEAD
+
+
+async def test_without_a_place_for_evidence_it_ends_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file where the folder should be")
+    scene = Scene(tmp_path, evidence_dir=tmp_path / "taken", termination_path=tmp_path / "taken" / "log")
+    async with running(scene):
+        assert await asyncio.wait_for(scene.guard.close(WEDGE), 30) == EXIT_WEDGED
+
+
+async def test_after_too_many_incidents_it_stays_up_and_out_of_service_for_a_bounded_time(tmp_path: Path) -> None:
+    policy = QuarantinePolicy(incidents=2, window_s=600, hold_s=1.0)
+    for expected in (False, True):
+        scene = Scene(tmp_path, quarantine=policy, limits=EvidenceLimits(bundles=1))
+        async with running(scene):
+            closing = asyncio.create_task(scene.guard.close(WEDGE))
+            if expected:
+                await quarantine(scene, closing)
+                assert await statuses(scene) == {"/livez": 200, "/readyz": 503, "/startupz": 503, "/health": 200}
+            assert await asyncio.wait_for(closing, 30) == EXIT_WEDGED
+            assert scene.guard.quarantined is expected
+
+
+async def test_a_wish_to_stop_ends_quarantine(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, quarantine=QuarantinePolicy(incidents=1, hold_s=3600))
+    async with running(scene):
+        closing = asyncio.create_task(scene.guard.close(WEDGE))
+        await quarantine(scene, closing)
+        scene.guard.stopping.set()
+        assert await asyncio.wait_for(closing, 10) == EXIT_WEDGED
+
+
+async def test_the_debug_port_tells_rows_mirrors_stacks_and_takes_a_window(scene: Scene) -> None:
+    guard = scene.guard
+    guard.watch.look()
+    guard.recorder.step_sent(5, b"frame", b"c" * 16, 3, 2, 1)
+    for path in ("verdict", "rows", "ledger", "leases", "transfers", "steps", "events", "stacks"):
+        status, body = await ask(guard.debug_port, f"/debug/{path}")
+        assert status == 200, (path, body)
+        assert (await ask(guard.probe_port, f"/debug/{path}"))[0] == 404
+    assert json.loads((await ask(guard.debug_port, "/debug/steps"))[1])[0]["number"] == 5
+    status, body = await ask(guard.debug_port, "/debug/maintenance?seconds=50", "POST")
+    assert (status, json.loads(body)) == (200, {"maintenance_s": 50.0})
+    status, body = await ask(guard.debug_port, "/debug/maintenance", "POST")
+    assert status == 400
+    assert "seconds" in body
+    assert (await ask(guard.debug_port, "/debug/maintenance?seconds=50"))[0] == 405
+
+
+async def test_metrics_are_all_exported_by_the_names_of_the_table(scene: Scene) -> None:
+    scene.guard.watch.look()
+    status, body = await ask(scene.guard.probe_port, "/metrics")
+    assert status == 200
+    assert 'sluice_verdict{role="unified",service="unified-0",verdict="idle"} 1.0' in body
+    for spec in METRICS:
+        assert f"# HELP {spec.name}" in body
+
+
+async def test_a_probe_that_is_no_http_or_never_ends_holds_up_nobody(scene: Scene) -> None:
+    port = scene.guard.probe_port
+    scene.guard.watch.look()
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(50)]
+    _, garbage = await asyncio.open_connection("127.0.0.1", port)
+    garbage.write(b"\x00\xff" * 5000 + b"\r\n\r\n")
+    assert (await ask(port, "/livez"))[0] == 200
+    for _, writer in silent:
+        writer.close()
+    garbage.close()

@@ -1,0 +1,320 @@
+"""The verdict as a table: every reason, every healthy case that looks like one, and where the budget's edge is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sluice_engine.health.layout import Phase, State
+from sluice_engine.health.reading import Exit, Reading, RowReading, Thread, carry
+from sluice_engine.health.verdict import Budgets, Kind, Verdict, verdict
+from sluice_engine.health.watched import GATEWAY_ROWS, HICACHE_CLIENT, TIER_COPIER, Reason, engine_rows
+from sluice_protocol.generate import Role
+
+BUDGETS = Budgets(floor_s=10.0, factor=20.0, start_s=60.0)
+WATCHED = (*engine_rows(Role.DECODE, "nixl", ranks=2), TIER_COPIER, HICACHE_CLIENT, *GATEWAY_ROWS)
+
+
+def healthy_rows() -> dict[str, RowReading]:
+    """An engine at rest: every thread runs, nothing is pending."""
+    phases = {"leader.loop": Phase.SERVING, "rank0.loop": Phase.RECEIVING, "rank1.loop": Phase.RECEIVING}
+    return {
+        row.name: RowReading(
+            row.name,
+            State.RUNNING,
+            pid=100 + index,
+            tid=100 + index,
+            ticks=50,
+            progress=7,
+            step=7,
+            phase=phases.get(row.name, Phase.IDLE),
+            thread=Thread.ALIVE,
+        )
+        for index, row in enumerate(WATCHED)
+    }
+
+
+class Engine:
+    """Readings over time. `run` lets every loop tick, and every counter that has something pending move, except those
+    that are frozen."""
+
+    def __init__(self, budgets: Budgets = BUDGETS) -> None:
+        self.rows = healthy_rows()
+        self.at_s = 0.0
+        self.budgets = budgets
+        self.no_ticks: set[str] = set()
+        self.no_progress: set[str] = set()
+        self.exits: tuple[Exit, ...] = ()
+        self.started, self.loaded, self.loading = True, 0, False
+        self.before = carry(None, self.reading())
+
+    def reading(self) -> Reading:
+        return Reading(self.at_s, dict(self.rows), self.started, self.loaded, exits=self.exits)
+
+    def set(self, name: str, **fields: object) -> None:
+        self.rows[name] = replace(self.rows[name], **fields)  # type: ignore[arg-type]
+
+    def freeze(self, *names: str) -> None:
+        self.no_ticks |= set(names)
+        self.no_progress |= set(names)
+
+    def run(self, seconds: float, period: float = 0.25) -> Verdict:
+        """The first fatal verdict on the way, else the last."""
+        told = Verdict(Kind.IDLE)
+        for _ in range(round(seconds / period)):
+            self.at_s += period
+            self.loaded += self.loading
+            for name, row in self.rows.items():
+                ticks = row.ticks + (name not in self.no_ticks)
+                progress = row.progress + bool(row.pending and name not in self.no_progress)
+                self.rows[name] = replace(row, ticks=ticks, progress=progress)
+            after = self.reading()
+            told = verdict(self.before, after, self.budgets, WATCHED)
+            self.before = carry(self.before, after)
+            if told.is_fatal:
+                return told
+        return told
+
+
+def wedged(told: Verdict) -> tuple[str, str]:
+    assert told.kind is Kind.WEDGED, told
+    return told.reason, told.culprit
+
+
+# -- frozen loops: (what is set on which rows, frozen rows, reason, culprit)
+
+FROZEN = [
+    ({"leader.loop": {"phase": Phase.PLANNING}}, ["leader.loop"], Reason.SCHEDULER_FROZEN, "leader.loop"),
+    ({"leader.loop": {"phase": Phase.PUBLISHING}}, ["leader.loop"], Reason.SCHEDULER_FROZEN, "leader.loop"),
+    ({"leader.loop": {"phase": Phase.SERVING}}, ["leader.loop"], Reason.EVENT_LOOP_BLOCKED, "leader.loop"),
+    (
+        {"leader.loop": {"phase": Phase.SERVING, "thread": Thread.STOPPED}},
+        ["leader.loop"],
+        Reason.SCHEDULER_FROZEN,
+        "leader.loop",
+    ),
+    ({}, ["leader.lease"], Reason.LEASE_THREAD_DEAD, "leader.lease"),
+    ({}, ["rank1.loop"], Reason.RANK_FROZEN, "rank1.loop"),
+    ({"rank0.loop": {"phase": Phase.BOOKKEEPING}}, ["rank0.loop"], Reason.RANK_FROZEN, "rank0.loop"),
+    ({"rank0.loop": {"phase": Phase.DEVICE}}, ["rank0.loop"], Reason.DEVICE_STUCK, "rank0.device"),
+    ({"rank1.loop": {"phase": Phase.COLLECTIVE}}, ["rank1.loop"], Reason.COLLECTIVE_STUCK, "rank1.collective"),
+    ({}, ["sidecar.poller"], Reason.TRANSFER_STALLED, "sidecar.poller"),
+    ({}, ["sidecar.socket"], Reason.TRANSFER_STALLED, "sidecar.socket"),
+    ({}, ["leader.tier"], Reason.TIER_STUCK, "leader.tier"),
+    ({}, ["leader.hicache"], Reason.TIER_STUCK, "leader.hicache"),
+    ({}, ["gateway.loop"], Reason.EVENT_LOOP_BLOCKED, "gateway.loop"),
+]
+
+
+@pytest.mark.parametrize(("fields", "frozen", "reason", "culprit"), FROZEN)
+def test_a_loop_that_does_not_turn_is_named_when_its_budget_is_over_and_not_before(fields, frozen, reason, culprit):
+    engine = Engine()
+    engine.run(5)
+    for name, values in fields.items():
+        engine.set(name, **values)
+    engine.freeze(*frozen)
+    assert not engine.run(BUDGETS.floor_s).is_fatal
+    told = engine.run(1.0)
+    assert wedged(told) == (reason, culprit)
+    assert BUDGETS.floor_s < told.age_s <= BUDGETS.floor_s + 1
+    assert told.budget_s == BUDGETS.floor_s
+
+
+# -- frozen work: the loops turn, but what is pending does not move
+
+STALLED = [
+    ({"leader.loop": {"pending": 3}}, ["leader.loop"], Reason.QUEUE_STARVED, "leader.loop"),
+    (
+        {"leader.loop": {"pending": 3, "step": 8}, "rank0.loop": {"progress": 8}},
+        ["leader.loop", "rank1.loop"],
+        Reason.RANK_FROZEN,
+        "rank1.loop",
+    ),
+    (
+        {
+            "leader.loop": {"pending": 3, "step": 8},
+            "rank0.loop": {"progress": 8},
+            "rank1.device": {"pending": 3},
+        },
+        ["leader.loop", "rank1.loop", "rank1.device"],
+        Reason.DEVICE_STUCK,
+        "rank1.device",
+    ),
+    (
+        {"leader.loop": {"pending": 3, "step": 8}, "rank0.loop": {"progress": 8}, "rank1.loop": {"progress": 8}},
+        ["leader.loop"],
+        Reason.SCHEDULER_FROZEN,
+        "leader.loop",
+    ),
+    ({"rank0.device": {"pending": 1}}, ["rank0.device"], Reason.DEVICE_STUCK, "rank0.device"),
+    ({"rank0.collective": {"pending": 1}}, ["rank0.collective"], Reason.COLLECTIVE_STUCK, "rank0.collective"),
+    ({"sidecar.poller": {"pending": 2}}, ["sidecar.poller"], Reason.TRANSFER_STALLED, "sidecar.poller"),
+    ({"sidecar.verifier": {"pending": 2}}, ["sidecar.verifier"], Reason.TRANSFER_STALLED, "sidecar.verifier"),
+    ({"leader.tier": {"pending": 2}}, ["leader.tier"], Reason.TIER_STUCK, "leader.tier"),
+    ({"leader.hicache": {"pending": 2}}, ["leader.hicache"], Reason.TIER_STUCK, "leader.hicache"),
+    ({"gateway.loop": {"pending": 9}}, ["gateway.loop"], Reason.QUEUE_STARVED, "gateway.loop"),
+    ({"gateway.tokenizer": {"pending": 1}}, ["gateway.tokenizer"], Reason.TOKENIZER_STUCK, "gateway.tokenizer"),
+]
+
+
+@pytest.mark.parametrize(("fields", "frozen", "reason", "culprit"), STALLED)
+def test_work_that_is_pending_and_does_not_move_is_named(fields, frozen, reason, culprit):
+    engine = Engine()
+    engine.run(5)
+    for name, values in fields.items():
+        engine.set(name, **values)
+    engine.no_progress |= set(frozen)
+    slow = engine.run(BUDGETS.floor_s)
+    assert slow.kind is Kind.SLOW, slow
+    assert wedged(engine.run(2.0)) == (reason, culprit)
+
+
+def test_every_reason_of_a_wedge_is_in_a_table():
+    tabled = {row[2] for row in FROZEN} | {row[2] for row in STALLED} | {Reason.START_STALLED}
+    deaths = {row[1] for row in DEATHS} | {Reason.THREAD_DEAD}
+    assert tabled | deaths == set(Reason)
+
+
+# -- deaths: told at once, whatever the budgets are
+
+DEATHS = [
+    (Exit("rank1", -9), Reason.RANK_DEAD, "rank1"),
+    (Exit("rank0", None, "StepDivergence", "number 7"), Reason.STEP_DIVERGENCE, "rank0"),
+    (Exit("leader", -11), Reason.LEADER_DEAD, "leader"),
+    (Exit("sidecar", 5), Reason.SIDECAR_DEAD, "sidecar"),
+    (Exit("gateway", 1), Reason.GATEWAY_DEAD, "gateway"),
+    (Exit("zygote", 1), Reason.ZYGOTE_DEAD, "zygote"),
+]
+
+
+@pytest.mark.parametrize(("gone", "reason", "culprit"), DEATHS)
+def test_a_death_is_told_at_the_next_look(gone, reason, culprit):
+    engine = Engine()
+    engine.exits = (gone,)
+    told = engine.run(0.25)
+    assert (told.kind, told.reason, told.culprit) == (Kind.DEAD, reason, culprit)
+    assert gone.detail in str(told)
+
+
+@pytest.mark.parametrize("fields", [{"state": State.FAILED}, {"thread": Thread.GONE}])
+@pytest.mark.parametrize(
+    ("name", "reason"), [("leader.lease", Reason.LEASE_THREAD_DEAD), ("sidecar.poller", Reason.THREAD_DEAD)]
+)
+def test_a_thread_that_ended_in_a_living_process_is_a_death(name, reason, fields):
+    engine = Engine()
+    engine.set(name, **fields)
+    told = engine.run(0.25)
+    assert (told.kind, told.reason, told.culprit) == (Kind.DEAD, reason, name)
+
+
+def test_the_death_of_a_process_counts_before_that_of_its_threads():
+    engine = Engine()
+    engine.exits = (Exit("leader", -9),)
+    engine.set("leader.lease", thread=Thread.GONE)
+    assert engine.run(0.25).culprit == "leader"
+
+
+def test_who_froze_first_is_the_culprit():
+    engine = Engine()
+    engine.freeze("sidecar.poller")
+    engine.run(3)
+    engine.freeze("leader.loop")
+    assert wedged(engine.run(20)) == (Reason.TRANSFER_STALLED, "sidecar.poller")
+
+
+# -- healthy, whatever it looks like
+
+
+def test_idle_is_healthy_for_ever():
+    assert Engine().run(600) == Verdict(Kind.IDLE)
+
+
+def test_a_step_may_take_its_factor_over_what_it_should_take():
+    engine = Engine()
+    expected_s = 30.0
+    engine.set("leader.loop", pending=1, step=8, expected_ns=int(expected_s * 1e9))
+    engine.set("rank0.loop", phase=Phase.DEVICE)
+    engine.set("rank0.device", pending=1, expected_ns=0)
+    engine.no_ticks.add("rank0.loop")
+    engine.no_progress |= {"leader.loop", "rank0.loop", "rank0.device"}
+    assert not engine.run(BUDGETS.factor * expected_s).is_fatal
+    told = engine.run(1)
+    assert wedged(told) == (Reason.DEVICE_STUCK, "rank0.device")
+    assert told.budget_s == BUDGETS.factor * expected_s
+
+
+def test_slow_is_told_as_slow():
+    engine = Engine()
+    engine.set("sidecar.poller", pending=2)
+    engine.no_progress.add("sidecar.poller")
+    told = engine.run(8)
+    assert (told.kind, told.culprit) == (Kind.SLOW, "sidecar.poller")
+    engine.no_progress.clear()
+    assert engine.run(1).kind is Kind.PROGRESSING
+
+
+def test_at_capacity_with_a_full_queue_is_progress():
+    engine = Engine()
+    engine.set("leader.loop", pending=64)
+    engine.set("gateway.loop", pending=1000)
+    assert engine.run(300).kind is Kind.PROGRESSING
+
+
+def test_work_that_comes_after_a_long_rest_has_its_whole_budget():
+    engine = Engine()
+    engine.no_progress.add("leader.loop")
+    engine.run(300)
+    engine.set("leader.loop", pending=1)
+    assert not engine.run(BUDGETS.floor_s).is_fatal
+
+
+def test_a_thread_of_a_new_life_starts_afresh():
+    engine = Engine()
+    engine.freeze("sidecar.poller")
+    engine.run(BUDGETS.floor_s - 1)
+    engine.set("sidecar.poller", pid=999, tid=999)
+    assert not engine.run(BUDGETS.floor_s).is_fatal
+
+
+def test_a_thread_that_is_not_there_yet_or_has_ended_in_order_is_not_missed():
+    engine = Engine()
+    engine.set("leader.lease", state=State.ABSENT)
+    engine.set("gateway.loop", state=State.ENDED, thread=Thread.GONE)
+    engine.freeze("leader.lease", "gateway.loop")
+    assert engine.run(100).kind is Kind.IDLE
+
+
+# -- starting
+
+
+def loading_engine() -> Engine:
+    engine = Engine()
+    engine.started, engine.loading = False, True
+    engine.set("rank0.loop", phase=Phase.LOADING)
+    engine.set("leader.loop", phase=Phase.STARTING)
+    engine.freeze("rank0.loop", "leader.loop")
+    return engine
+
+
+def test_loading_may_take_as_long_as_it_goes_on():
+    assert not loading_engine().run(1800).is_fatal
+
+
+def test_a_start_that_loads_nothing_further_is_named():
+    engine = loading_engine()
+    engine.run(300)
+    engine.loading = False
+    engine.set("rank1.loop", state=State.ABSENT)
+    assert not engine.run(BUDGETS.start_s).is_fatal
+    assert wedged(engine.run(1)) == (Reason.START_STALLED, "rank1.loop")
+
+
+# -- what is said
+
+
+def test_the_one_line_names_reason_culprit_phase_age_and_what_waits():
+    told = Verdict(Kind.WEDGED, "DeviceStuck", "rank0.device", "device", 31.25, 30.0, 4)
+    assert str(told) == "Wedged: DeviceStuck: rank0.device was device for 31.2 s of 30.0 s with 4 pending"
+    assert told.as_dict()["verdict"] == "wedged"
+    assert told.as_dict()["budget_s"] == 30.0

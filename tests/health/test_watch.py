@@ -1,0 +1,152 @@
+"""The supervisor's eye over virtual time: its own pauses, clocks that jump, windows that expire."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sluice_engine.health.layout import Phase, State
+from sluice_engine.health.reading import Exit, Thread
+from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.throughput import Throughput
+from sluice_engine.health.verdict import Budgets, Kind
+from sluice_engine.health.watch import MAX_WINDOW_S, PERIOD_S, Watch
+from sluice_engine.health.watched import Reason, engine_rows
+from sluice_protocol.generate import Role
+
+WATCHED = engine_rows(Role.DECODE, "nixl")
+FLOOR_S = 10.0
+
+
+class Scene:
+    """A supervisor that looks every PERIOD_S of virtual time, and threads that tick unless they are frozen."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.recorder = Recorder.create(tmp_path / "recorder", [row.name for row in WATCHED])
+        self.now = 1000.0
+        self.frozen: set[str] = set()
+        self.rows = {row.name: self.recorder.row(row.name) for row in WATCHED}
+        for row in self.rows.values():
+            row.begin(Phase.SERVING)
+        self.watch = Watch(
+            self.recorder, WATCHED, Budgets(floor_s=FLOOR_S), lambda: self.now, lambda pid, tid: Thread.ALIVE
+        )
+        self.watch.started = True
+
+    def run(self, seconds: float, period: float = PERIOD_S) -> Kind:
+        for _ in range(max(1, round(seconds / period))):
+            self.now += period
+            for name, row in self.rows.items():
+                if name not in self.frozen:
+                    row.tick()
+            if self.watch.look().is_fatal:
+                break
+        return self.watch.verdict.kind
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def test_idle_for_ten_virtual_minutes_is_idle(scene: Scene) -> None:
+    assert scene.run(600) is Kind.IDLE
+
+
+def test_a_frozen_lease_thread_is_named_within_its_budget_and_a_second(scene: Scene) -> None:
+    scene.run(5)
+    scene.frozen.add("leader.lease")
+    assert scene.run(FLOOR_S) is not Kind.WEDGED
+    assert scene.run(1) is Kind.WEDGED
+    assert scene.watch.verdict.reason == Reason.LEASE_THREAD_DEAD
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+def test_a_clock_that_jumps_by_an_hour_accuses_nobody_and_hides_nothing(scene: Scene, jump: float) -> None:
+    scene.frozen.add("leader.lease")
+    scene.run(FLOOR_S / 2)
+    scene.now += jump
+    assert scene.run(FLOOR_S / 4) is not Kind.WEDGED
+    assert scene.run(FLOOR_S) is Kind.WEDGED
+
+
+def test_a_supervisor_that_did_not_run_itself_blames_nobody_for_that_time(scene: Scene) -> None:
+    """A paused container, a machine without a free core: everybody stood still, the watcher too."""
+    scene.run(5)
+    scene.frozen |= set(scene.rows)
+    scene.now += 120
+    assert scene.run(PERIOD_S) is not Kind.WEDGED
+    scene.frozen.clear()
+    assert scene.run(60) is Kind.IDLE
+
+
+def test_a_maintenance_window_suppresses_the_verdict_and_expires_by_itself(scene: Scene) -> None:
+    granted = scene.watch.maintain(120)
+    scene.frozen.add("leader.loop")
+    assert granted == 120
+    assert scene.run(119) is not Kind.WEDGED
+    assert scene.run(1 + FLOOR_S + 1) is Kind.WEDGED
+    assert scene.watch.maintenance_s == 0
+
+
+def test_a_window_is_bounded_and_can_be_ended(scene: Scene) -> None:
+    assert scene.watch.maintain(10 * MAX_WINDOW_S) == MAX_WINDOW_S
+    assert scene.watch.maintain(0) == 0
+    assert scene.watch.maintenance_s == 0
+
+
+def test_a_death_is_a_death_in_a_window_too(scene: Scene) -> None:
+    scene.watch.maintain(600)
+    scene.watch.exited(Exit("rank0", -9))
+    assert scene.run(PERIOD_S) is Kind.DEAD
+
+
+def test_a_load_that_goes_on_for_long_is_no_stall(scene: Scene) -> None:
+    scene.watch.started = False
+    loop = scene.rows["rank0.loop"]
+    loop.enter(Phase.LOADING)
+    scene.frozen.add("rank0.loop")
+    for gibibytes in range(40):
+        loop.count(12, gibibytes << 30)  # Field.COUNT_A: bytes of weights
+        assert scene.run(30) is not Kind.WEDGED
+
+
+def test_rows_of_a_process_that_is_started_again_are_looked_at_afresh(scene: Scene) -> None:
+    scene.frozen.add("sidecar.poller")
+    scene.run(FLOOR_S - 1)
+    fresh = Recorder.attach(scene.recorder.path).row("sidecar.poller")
+    fresh.begin(Phase.POLLING)
+    scene.recorder.view.cast("Q")[_state_of(scene, "sidecar.poller")] = State.RUNNING
+    assert scene.run(FLOOR_S) is not Kind.DEAD
+
+
+def _state_of(scene: Scene, name: str) -> int:
+    return scene.rows[name]._base
+
+
+# -- how long a step should take
+
+
+def test_a_cold_engine_expects_its_first_steps_to_be_long() -> None:
+    assert Throughput(cold_ns=6_000_000_000).expected(1) == 6_000_000_000
+
+
+def test_a_step_of_a_thousand_times_the_tokens_may_take_a_thousand_times_as_long() -> None:
+    throughput = Throughput(cold_ns=10**10)
+    for _ in range(50):
+        throughput.measured(8, 2_000_000)
+    assert throughput.expected(8) < 20_000_000
+    assert throughput.expected(8000) >= 1000 * 2_000_000
+    for _ in range(50):
+        throughput.measured(1000, 102_000_000)
+    assert 1_000_000_000 < throughput.expected(10_000) < 1_100_000_000
+
+
+def test_it_follows_slower_steps_at_once_and_faster_ones_slowly() -> None:
+    throughput = Throughput(cold_ns=1)
+    throughput.measured(1, 1_000_000)
+    throughput.measured(1, 50_000_000)
+    assert throughput.expected(0) == 50_000_000
+    throughput.measured(1, 1_000_000)
+    assert throughput.expected(0) > 40_000_000
