@@ -114,7 +114,6 @@ class Leader:
         self._turn_due = False
         self._idle_check: asyncio.TimerHandle | None = None
         self._next_sequence = 1
-        self._next_stream = 1
         self._dead = False
         self._on_death = on_death
         self._loop = asyncio.get_running_loop()
@@ -130,13 +129,14 @@ class Leader:
             return Refused("NoSource", "source_address is empty: a decode engine needs its pair's prefill engine")
         if request.gateway_id not in self.sinks:
             return Refused("NotAttached", f"gateway {request.gateway_id!r} has no Attach stream here", 50)
+        if any(s.number == request.stream and s.gateway_id == request.gateway_id for s in self.streams.values()):
+            return Refused("StreamTaken", f"stream {request.stream} of this gateway is another request's, which runs")
         spec = SequenceSpec(self._next_sequence, mode, request.prompt_ids, request.output_ids, request.sampling)
         refused = self.admit(spec)
         if refused is not None:
             log.info("request refused", request=request.request_id, reason=refused.reason)
             return refused
-        stream = Stream(self._next_stream, request.gateway_id, spec)
-        self._next_stream += 1
+        stream = Stream(request.stream, request.gateway_id, spec)
         generation = Generation(spec.id, stream, self._loop.create_future(), self.clock(), request.source_address)
         generation.route = Route(decode_pid=self.rooms.pid)
         generation.request_id = request.request_id
@@ -153,8 +153,7 @@ class Leader:
         refused = self.admit(spec)
         if refused is not None:
             return Ended(EndReason.FAILED, 0, 0, refused.reason, refused.detail, Route())
-        stream = Stream(self._next_stream, "", spec)
-        self._next_stream += 1
+        stream = Stream(0, "", spec)
         generation = Generation(spec.id, stream, self._loop.create_future(), self.clock())
         self.generations[spec.id], self.streams[spec.id] = generation, stream
         return await generation.ended
@@ -258,8 +257,9 @@ class Leader:
         frame = hooks.change("leader.frame", frame)
         self._planned, self._sent_at = planned, self.clock()
         self._awaiting = {link.rank: None for link in self.ranks}
-        for link in self.ranks:
-            link.send(frame)
+        if frame:
+            for link in self.ranks:
+                link.send(frame)
         tokens = sum(work.q_len for batch in planned.record.batches for work in batch.rows)
         self.marks.sent(planned.record.number, frame, chain, tokens, sum(len(b.rows) for b in planned.record.batches))
 

@@ -32,7 +32,7 @@ from sluice_engine.pool import create_memory
 from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, say
 from sluice_engine.spec import EngineSpec, load_spec, resolve
 from sluice_engine.supervision import announce, child_events, policy_of, probe_url
-from sluice_engine.transfer.sidecar import EXIT_SPEC, EXIT_THREAD_DIED, EXIT_UNAVAILABLE
+from sluice_engine.transfer.sidecar import EXIT_LEADER_GONE, EXIT_SPEC, EXIT_THREAD_DIED, EXIT_UNAVAILABLE
 from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, write_spec
 from sluice_engine.transfer.verify import VerifyLevel, VerifyPolicy
 from sluice_protocol.generate import Role
@@ -86,7 +86,13 @@ class Supervisor:
     def _about(self) -> dict[str, object]:
         """For a bundle: the config without its secret."""
         spec = json.loads(msgspec.json.encode(self.spec))
-        return {"spec": spec | {"key": "(not told)"}, "facts": dict(self._resolved.facts), "ready": self._fingerprint}
+        processes = {name: {"pid": p.pid, "status": p.returncode} for name, p in self._processes.items()}
+        return {
+            "spec": spec | {"key": "(not told)"},
+            "facts": dict(self._resolved.facts),
+            "ready": self._fingerprint,
+            "processes": processes | {f"rank{rank}": {"pid": pid} for rank, pid in self._rank_pids.items()},
+        }
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -115,19 +121,35 @@ class Supervisor:
 
     async def _end(self, tasks: list[asyncio.Task[Any]]) -> int:
         """After a wish to stop, the first death, or a verdict."""
-        if not self._stopping.is_set():
+        if self._stopping.is_set():
+            self.guard.drain()
+            verdict = await self._drain(tasks[1])
+        else:
             verdict = await self._fatal(tasks[1], tasks[2:])
-            status = await self.guard.close(verdict)
-            say("died", cause=str(verdict))
-            return status
-        self.guard.drain()
-        leader = self._processes["leader"]
+        if verdict is None:
+            say("stopped")
+            return 0
+        status = await self.guard.close(verdict)
+        say("died", cause=str(verdict))
+        return status
+
+    async def _drain(self, watching: asyncio.Task[Verdict]) -> Verdict | None:
+        """None: the leader has finished what it had. An engine that dies or freezes meanwhile is told of as ever."""
+        leader = self._processes.get("leader")
+        if leader is None:
+            return None
         if leader.returncode is None:
             leader.terminate()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(leader.wait(), STOP_S)
-        say("stopped")
-        return 0
+        ended = asyncio.get_running_loop().create_task(leader.wait())
+        await asyncio.wait({ended, watching}, timeout=STOP_S, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if watching.done() and not watching.cancelled():
+            return watching.result()
+        if leader.returncode in (None, 0, -signal.SIGTERM):  # it may not yet have had a handler for ours
+            return None
+        self.guard.exited(_blamed(Exit("leader", leader.returncode, *self._last_words.get("leader", ()))))
+        watching.cancel()
+        return self.guard.watch.look()
 
     async def _fatal(self, watching: asyncio.Task[Verdict], children: list[asyncio.Task[Any]]) -> Verdict:
         """A verdict on what is wedged, or on who died first. Raises what was no death but a defect of ours."""
@@ -198,7 +220,7 @@ class Supervisor:
             async for last in child_events(process):
                 say("sidecar", **{f"sidecar_{key}": value for key, value in last.items()})
             status = await process.wait()
-            if self._stopping.is_set():
+            if self._stopping.is_set() or (status == EXIT_LEADER_GONE and await self._is_leader_gone()):
                 return
             if status in (EXIT_SPEC, EXIT_UNAVAILABLE, EXIT_THREAD_DIED):
                 raise ChildDied("sidecar", status, str(last.get("reason")), str(last.get("detail")))
@@ -209,6 +231,12 @@ class Supervisor:
             if len(deaths) >= SIDECAR_DEATHS:
                 detail = f"{len(deaths)} times within {SIDECAR_WINDOW_S:.0f} s"
                 raise ChildDied("sidecar", status, Reason.SIDECAR_DEAD, detail)
+
+    async def _is_leader_gone(self) -> bool:
+        """Its death is told by somebody else; nobody needs a sidecar then."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._processes["leader"].wait(), SETTLE_S)
+        return self._processes["leader"].returncode is not None
 
     async def _spawn_sidecar(self) -> asyncio.subprocess.Process:
         spec, resolved = self.spec, self._resolved
@@ -340,10 +368,10 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.parent:
         die_with_parent(args.parent, signal.SIGTERM)
-    spec = load_spec(args.spec)
-    if spec.faults:
-        hooks.arm(spec.faults)
     try:
+        spec = load_spec(args.spec)
+        if spec.faults:
+            hooks.arm(spec.faults)
         return asyncio.run(_run(spec, args.spec, args.zygote))
     except Exception as error:
         say("died", cause=f"{type(error).__name__}: {error}")

@@ -57,12 +57,13 @@ class Wire(EngineServicer):
         except EngineLost as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
-    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+    async def Generate(self, request: Any, context: Any) -> Any:
         await self._check(context)
         call = self.client.generate(codec.decode_generate_request(request))
         try:
-            async for event in call:
-                yield codec.encode_generate_event(event)
+            reply = await call.reply()
+            assert reply is not None
+            return codec.encode_generate_reply(reply)
         except EngineLost as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         finally:

@@ -12,7 +12,7 @@ import pytest
 from sluice_gateway.reasons import POLICIES
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("records", "protocol", "kernels", "engine", "services", "tools/cli")
+PACKAGES = ("records", "protocol", "kernels", "engine", "services", "tools/cli", "tools/harness", "tools/faults")
 
 
 def python_files() -> list[Path]:

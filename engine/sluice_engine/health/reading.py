@@ -22,6 +22,7 @@ class Thread(StrEnum):
 
     UNKNOWN = "unknown"
     ALIVE = "alive"
+    RUNNING = "running"  # it computes, or could
     STOPPED = "stopped"
     GONE = "gone"
 

@@ -84,7 +84,8 @@ class Row:
         self._doing[len(data) :] = bytes(layout.DOING_BYTES - len(data))
 
     def end(self, failed: bool = False) -> None:
-        """The loop is over; FAILED stays when it was said."""
+        """The loop is over. Its phase stays, and PHASE_SINCE says when it ended: who was first brought others about."""
+        self._numbers[self._base + Field.PHASE_SINCE] = time.monotonic_ns()
         self._numbers[self._base + Field.STATE] = State.FAILED if failed else State.ENDED
 
 

@@ -15,7 +15,7 @@ from sluice_engine.lease.thread import LeaseThread
 from sluice_engine.rooms import LEASE_TTL_MS
 from sluice_protocol.codec import (
     decode_source_hello,
-    decode_source_message,
+    decode_source_messages,
     encode_reader_message,
 )
 from sluice_protocol.fingerprint import Fingerprint
@@ -256,8 +256,8 @@ class _ReaderLease:
         last = LeaseEvent.STREAM_ENDED
         try:
             while (message := await self._call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
-                value = decode_source_message(message)
-                self.events.put_nowait((event_of(value), value))
+                for value in decode_source_messages(message):
+                    self.events.put_nowait((event_of(value), value))
             code = await self._call.code()
             if code is not grpc.StatusCode.OK:
                 self._why = ("SourceLost", f"{code.name}: {await self._call.details()}")

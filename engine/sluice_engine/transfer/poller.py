@@ -84,6 +84,7 @@ class Poller:
                 hooks.reach("sidecar.poll")
                 self._turn()
         except BaseException as error:
+            self._marks.poller.end(failed=True)
             self._died(error)
 
     def _turn(self) -> None:

@@ -77,7 +77,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
     parent = os.getppid()
     try:
         server.run(poller, lambda: os.getppid() == parent)
-    except Exception as error:
+    except BaseException as error:
+        marks.socket.end(failed=True)
         end_process(EXIT_THREAD_DIED, "SocketLoopDied", repr(error))
     end_process(EXIT_OK, "ParentGone")
 

@@ -154,7 +154,7 @@ class ThreadVerifier:
         self._row = row or unrecorded("sidecar.verifier")
         # Deques need no lock. One wake for all that is submitted at once, for a wake costs more than a trailer's check.
         self._asked: deque[_Check] = deque()
-        self._told: deque[Verdict | Exception] = deque()
+        self._told: deque[Verdict | BaseException] = deque()
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._can_help = all(pool.layout.record_bytes <= PIECE_BYTES for pool in pools.values())
         self._thread = threading.Thread(target=self._run, name="sluice-verify", daemon=True)
@@ -168,7 +168,7 @@ class ThreadVerifier:
         verdicts: list[Verdict] = []
         while self._told:
             told = self._told.popleft()
-            if isinstance(told, Exception):
+            if isinstance(told, BaseException):
                 raise told
             verdicts.append(told)
         return verdicts
@@ -193,7 +193,8 @@ class ThreadVerifier:
                     row.progress(checked)
                 row.pending(0)
                 row.enter(Phase.IDLE)
-        except Exception as error:
+        except BaseException as error:
+            row.end(failed=True)
             self._told.append(error)
 
     def _check_one(self) -> bool:

@@ -235,6 +235,7 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     SOURCE_ADDRESS_FIELD_NUMBER: _builtins.int
     TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     gateway_id: _builtins.str
     """the Attach stream that gets the tokens"""
@@ -242,6 +243,8 @@ class GenerateRequest(_message.Message):
     """the pair's prefill engine; empty in role unified"""
     trace_context: _builtins.str
     """W3C traceparent; empty: not traced"""
+    stream: _builtins.int
+    """names this request in TokenBatch: chosen by the gateway, of no other request of its that runs"""
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -260,24 +263,22 @@ class GenerateRequest(_message.Message):
         sampling: Global___Sampling | None = ...,
         source_address: _builtins.str = ...,
         trace_context: _builtins.str = ...,
+        stream: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "output_ids", b"output_ids", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "source_address", b"source_address", "trace_context", b"trace_context"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "output_ids", b"output_ids", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "source_address", b"source_address", "stream", b"stream", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
-class GenerateEvent(_message.Message):
+class GenerateReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    ADMITTED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def admitted(self) -> Global___Admitted: ...
     @_builtins.property
     def refused(self) -> Global___EngineRefused: ...
     @_builtins.property
@@ -285,39 +286,18 @@ class GenerateEvent(_message.Message):
     def __init__(
         self,
         *,
-        admitted: Global___Admitted | None = ...,
         refused: Global___EngineRefused | None = ...,
         ended: Global___Ended | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "ended", b"ended", "kind", b"kind", "refused", b"refused"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "kind", b"kind", "refused", b"refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "ended", b"ended", "kind", b"kind", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "kind", b"kind", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["admitted", "refused", "ended"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["refused", "ended"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
-Global___GenerateEvent: _TypeAlias = GenerateEvent  # noqa: Y015
-
-@_typing.final
-class Admitted(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STREAM_FIELD_NUMBER: _builtins.int
-    stream: _builtins.int
-    """names this request in TokenBatch"""
-    def __init__(
-        self,
-        *,
-        stream: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Admitted: _TypeAlias = Admitted  # noqa: Y015
+Global___GenerateReply: _TypeAlias = GenerateReply  # noqa: Y015
 
 @_typing.final
 class EngineRefused(_message.Message):

@@ -133,7 +133,7 @@ class Choice:
             self._story.first_token()
             self._dispatcher.prefilled(placement)
 
-        return await placement.decode.attempt(request, self._track.push, on_first)
+        return await placement.decode.attempt(request, self._track.push, on_first, placement.prefill)
 
     def _waiting_again(self, ticket: Ticket, placement: Placement, delay_s: float, blamed: frozenset[str]) -> Waiting:
         hello = placement.pair.decode.hello

@@ -58,7 +58,7 @@ class Gateway:
         self.random = random
         self.stopping = False
         self._clock = clock
-        self.members = Members(clients, settings.gateway_id, self._changed, settings.timings)
+        self.members = Members(clients, settings.gateway_id, self._changed, settings.timings, self._has_pair)
         self.dispatcher = Dispatcher(
             self.members.links, clock, settings.max_queued, settings.outage_s, random, block_keys
         )
@@ -69,6 +69,9 @@ class Gateway:
 
     def _changed(self) -> None:
         self.dispatcher.changed()
+
+    def _has_pair(self) -> bool:
+        return self.dispatcher.usable() is None
 
     async def start(self) -> None:
         self.marks.begin()

@@ -29,6 +29,7 @@ BROKEN = Policy(retry=False, spends=False, status=500)
 
 # Reasons of the gateway itself.
 ENGINE_LOST = "EngineLost"
+SOURCE_LOST = "SourceLost"
 TOKENS_LOST = "TokensLost"
 PREEMPTED = "Preempted"
 DRAINING = "Draining"
@@ -40,12 +41,13 @@ POLICIES: dict[str, Policy] = {
     DRAINING: FREE,
     "Quarantined": FREE,
     "NotAttached": FREE,
+    "StreamTaken": FAULT,
     "AttachLost": FREE,
     "ResourceExhausted": FREE,
     "NoRowFree": FREE,
     "NoPagesFree": FREE,
     "NoStateFree": FREE,
-    "SourceLost": SOURCE_FAULT,
+    SOURCE_LOST: SOURCE_FAULT,
     "LeaseEnded": SOURCE_FAULT,
     "LeaseProtocolError": SOURCE_FAULT,
     "PeerLost": SOURCE_FAULT,

@@ -58,7 +58,9 @@ class GatewaySupervisor:
 
     def _about(self) -> dict[str, object]:
         """Keys are in files, so that the arguments have no secrets."""
-        return {"arguments": list(self.spec.arguments)}
+        gateway = self._gateway
+        told = {} if gateway is None else {"gateway": {"pid": gateway.pid, "status": gateway.returncode}}
+        return {"arguments": list(self.spec.arguments), "processes": told}
 
     async def run(self) -> int:
         guard, loop = self.guard, asyncio.get_running_loop()
