@@ -44,6 +44,8 @@ from sluice_records import RecordKind
 STEP_TIMES_KEPT = 200
 MAX_BOUNDARY_HINTS = 256
 IDLE_CHECK_S = 0.25
+# A sidecar takes a second or two to come up.
+TRANSPORT_MS = 200
 EMPTY_S = 0.001
 
 
@@ -127,6 +129,9 @@ class Leader:
             return Refused("WrongRole", "a prefill engine serves leases, not Generate: ask a decode engine")
         if mode is Mode.READER and not request.source_address:
             return Refused("NoSource", "source_address is empty: a decode engine needs its pair's prefill engine")
+        if mode is Mode.READER and not self.rooms.can_pull:
+            self.counters["transport_away"] += 1
+            return Refused("TransportAway", "this engine's transport is being started again", TRANSPORT_MS)
         if request.gateway_id not in self.sinks:
             return Refused("NotAttached", f"gateway {request.gateway_id!r} has no Attach stream here", 50)
         if any(s.number == request.stream and s.gateway_id == request.gateway_id for s in self.streams.values()):

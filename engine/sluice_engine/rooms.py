@@ -70,6 +70,11 @@ class LeasePort(Protocol):
 class TransferPort(Protocol):
     """The transport, as `sluice_engine.transfer.link` implements it. Events come back to `Rooms.on_*`."""
 
+    @property
+    def is_up(self) -> bool:
+        """Whether a pull could be posted just now."""
+        ...
+
     def attach(self, peer: SourceHello) -> None: ...
 
     def pull(self, pulls: PullSet) -> bool:
@@ -127,6 +132,10 @@ class Rooms:
         self._by_lease: dict[str, ReaderRoom] = {}
         self._closed: dict[RecordRef, tuple[bytes, int]] = {}  # identity, digest
         self._closing: dict[RecordRef, bytes] = {}
+
+    @property
+    def can_pull(self) -> bool:
+        return self.transfer is None or self.transfer.is_up
 
     # -- with every step -------------------------------------------------------------------------------------------
 

@@ -123,7 +123,7 @@ class Supervisor:
         """After a wish to stop, the first death, or a verdict."""
         if self._stopping.is_set():
             self.guard.drain()
-            verdict = await self._drain(tasks[1])
+            verdict = await self._drain(tasks[1], tasks[2:])
         else:
             verdict = await self._fatal(tasks[1], tasks[2:])
         if verdict is None:
@@ -133,7 +133,7 @@ class Supervisor:
         say("died", cause=str(verdict))
         return status
 
-    async def _drain(self, watching: asyncio.Task[Verdict]) -> Verdict | None:
+    async def _drain(self, watching: asyncio.Task[Verdict], children: list[asyncio.Task[Any]]) -> Verdict | None:
         """None: the leader has finished what it had. An engine that dies or freezes meanwhile is told of as ever."""
         leader = self._processes.get("leader")
         if leader is None:
@@ -147,6 +147,7 @@ class Supervisor:
             return watching.result()
         if leader.returncode in (None, 0, -signal.SIGTERM):  # it may not yet have had a handler for ours
             return None
+        await asyncio.wait(children, timeout=SETTLE_S, return_when=asyncio.ALL_COMPLETED)
         self.guard.exited(_blamed(Exit("leader", leader.returncode, *self._last_words.get("leader", ()))))
         watching.cancel()
         return self.guard.watch.look()

@@ -168,13 +168,17 @@ class RunningStack:
         self._note_pids()
         return [self.engines[name] for _, name, _ in processes]
 
+    def _command(self, role: str) -> tuple[str, ...]:
+        """What runs an engine of that role."""
+        return ("-m", "sluice_engine.supervise")
+
     def spawn(self, role: str, name: str, more: dict[str, Any]) -> Process:
         run_dir = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.directory))
         told: dict[str, Any] = {"role": role, "name": name, "run_dir": str(run_dir), "key": KEY}
         told |= {"model": self.model} if self.model else {"scripted": self.scripted}
         path = run_dir / "spec.json"
         path.write_text(json.dumps(told | self.spec | more))
-        argv = ["-m", "sluice_engine.supervise", "--spec", str(path), "--parent", str(os.getpid())]
+        argv = [*self._command(role), "--spec", str(path), "--parent", str(os.getpid())]
         return Process(*argv, *(["--zygote", self.zygote] if self.zygote else []))
 
     def start_gateway(self, *more: str, ready_s: float = 30.0, health: dict[str, Any] | None = None) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_engine.health.proc import describe_process
+from sluice_engine.health.proc import describe_process, process_state
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.stacks import collect_stacks
 from sluice_engine.health.verdict import Verdict
@@ -70,8 +70,7 @@ def _write_processes(fresh: Path, run_dir: Path, pids: Mapping[str, int]) -> Non
     for name, pid in pids.items():
         (fresh / f"{name}.proc").write_text(describe_process(pid))
     for name, stacks in collect_stacks(run_dir, pids, STACKS_S).items():
-        told = stacks or "no stacks: the process is stopped, dead, or could not answer; see its .proc file\n"
-        (fresh / f"{name}.stacks").write_text(told)
+        (fresh / f"{name}.stacks").write_text(stacks or f"no stacks: {process_state(pids[name])}; see its .proc file\n")
 
 
 def prune(folder: Path, limits: EvidenceLimits) -> None:

@@ -20,6 +20,14 @@ def thread_state(pid: int, tid: int) -> Thread:
     return _THREADS.get(state, Thread.ALIVE)
 
 
+def process_state(pid: int) -> str:
+    """In words: why it may have had nothing to say."""
+    state = _state(f"/proc/{pid}/stat")
+    if state in ("", "Z", "X"):
+        return "it has ended"
+    return "it is stopped" if state in ("T", "t") else f"it did not answer (state {state})"
+
+
 def _state(path: str) -> str:
     """The kernel's letter; "" where there is nothing of the kind."""
     try:

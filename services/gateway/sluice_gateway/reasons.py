@@ -57,6 +57,7 @@ POLICIES: dict[str, Policy] = {
     "RoomFailed": SOURCE_FAULT,
     "UnknownMessage": SOURCE_FAULT,
     "GenerationMismatch": SOURCE_FAULT,
+    "TransportAway": FREE,
     "TransportLost": FAULT,
     "WrongRole": FAULT,
     "NoSource": FAULT,

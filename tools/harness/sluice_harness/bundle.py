@@ -46,6 +46,6 @@ def _process_problems(proc: Path) -> list[str]:
     text = proc.read_text()
     state = next((line.split()[1] for line in text.splitlines() if line.startswith("State:")), "")
     stacks = proc.with_suffix(".stacks").read_text()
-    if state in ("R", "S", "D") and "hread 0x" not in stacks:
+    if state in ("R", "S", "D") and not ("hread 0x" in stacks or "it has ended" in stacks):
         return [f"{proc.stem} was in state {state}, and its stacks are missing: {stacks[:80]!r}"]
     return [] if "--- status" in text else [f"{proc.name} says nothing"]
