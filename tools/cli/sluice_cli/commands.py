@@ -6,12 +6,13 @@ import argparse
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
-from sluice_cli import chat, size, up
+from sluice_cli import chat, plan, size, up
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "up": (up, "start gateway, prefill and decode on this machine"),
     "chat": (chat, "talk to a running `sluice up` from the terminal"),
     "size": (size, "say what a model's caches weigh, and what fits"),
+    "plan": (plan, "say what the operator would do with a ModelDeployment, without a cluster"),
 }
 
 
