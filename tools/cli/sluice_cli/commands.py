@@ -6,7 +6,7 @@ import argparse
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
-from sluice_cli import chaos, chat, doctor, size, status, up
+from sluice_cli import chaos, chat, doctor, plan, size, status, up
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "up": (up, "start gateway, prefill and decode on this machine"),
@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "doctor": (doctor, "say what was wrong with a service that died or froze"),
     "size": (size, "say what a model's caches weigh, and what fits"),
     "chaos": (chaos, "break it on purpose: the fault matrix, storms of clients that go away"),
+    "plan": (plan, "say what the operator would do with a ModelDeployment, without a cluster"),
 }
 
 
