@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
+from pathlib import Path
 
 import pytest
 from cluster_tools import why_missing
 from control_plane import ControlPlane
 
+CRD = Path(__file__).parents[2] / "charts/sluice-crds/templates/modeldeployments.yaml"
 _NUMBERS = itertools.count(1)
 
 
@@ -39,3 +41,10 @@ def namespace(client):
     client.until(f"/api/v1/namespaces/{name}/serviceaccounts/default", bool)
     yield name
     client.delete(f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture(scope="session")
+def crd(plane, client):
+    """Installed as a user would."""
+    plane.kubectl("apply", "-f", str(CRD))
+    client.until("/apis/sluice.dev/v1alpha1", bool)

@@ -32,7 +32,8 @@ def field_schema(field: ApiField) -> Schema:
     if field.about.rules:
         schema["x-kubernetes-validations"] = _validations(field.about.rules)
     if not field.required and field.default is not None:
-        schema["default"] = to_json(field.default, defaults=False)
+        # Whole: the API server holds a default against the CEL rules before it fills in what is inside.
+        schema["default"] = to_json(field.default)
     return schema
 
 
