@@ -30,7 +30,7 @@ $(UV):
 	@.tools/uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
 $(LOCKED): uv.lock pyproject.toml | $(UV)
-	$(UV) sync --locked --extra dev --python $(PYTHON)
+	$(UV) sync --locked --extra dev --group faults --python $(PYTHON)
 	@touch $@
 
 up: $(LOCKED) ## start gateway, prefill and decode here, ask the sample question, keep serving (ARGS="--port 9000")
@@ -39,7 +39,7 @@ up: $(LOCKED) ## start gateway, prefill and decode here, ask the sample question
 check: $(LOCKED) ## format, lint, types, imports, generated files, fast tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy -p sluice_records -p sluice_protocol -p sluice_kernels -p sluice_engine -p sluice_prefill -p sluice_decode -p sluice_gateway -p sluice_operator -p sluice_cli
+	$(BIN)/mypy -p sluice_records -p sluice_protocol -p sluice_kernels -p sluice_engine -p sluice_prefill -p sluice_decode -p sluice_gateway -p sluice_operator -p sluice_faults -p sluice_harness -p sluice_cli
 	$(BIN)/lint-imports tools/house/layers.ini
 	$(GENERATE) --check
 	$(PYTEST) -q -m "not process and not slow" -n 2
@@ -51,6 +51,9 @@ fmt: $(LOCKED) ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+chaos: $(LOCKED) ## the whole fault matrix on real processes, floor 5 s; goes on where RESULTS=chaos.jsonl ends
+	$(BIN)/sluice chaos matrix --floor 5 --results $(RESULTS) $(ARGS)
+
 proto: $(LOCKED) ## regenerate the protobuf code and the generated docs
 	$(GENERATE)
 
@@ -60,4 +63,6 @@ lock: $(UV) ## resolve the dependencies again into uv.lock
 clean: ## remove the environment and the caches
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 
-.PHONY: help setup up check test fmt proto lock clean
+RESULTS ?= chaos.jsonl
+
+.PHONY: help setup up check test fmt chaos proto lock clean

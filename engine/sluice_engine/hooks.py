@@ -15,10 +15,11 @@ POINTS = {
     "leader.plan": "inside `plan`",
     "leader.kick": "another turn of the step loop is wanted (may be held back)",
     "leader.publish": "a step's tokens are about to go out",
-    "leader.frame": "the encoded step record (may be changed)",
+    "leader.frame": "the encoded step record (may be changed; nothing is sent where nothing is left of it)",
     "lease.turn": "a turn of the lease thread's loop",
     "lease.message": "a message on a lease's stream, before it is understood",
     "rank.load": "before the model is built",
+    "rank.progress": "some more of the weights has been read (a real model's only)",
     "rank.receive": "a step record has come",
     "rank.device": "the model is about to run",
     "rank.report": "a result is about to go out",
@@ -28,6 +29,7 @@ POINTS = {
     "sidecar.verify": "a record is about to be verified",
     "gateway.turn": "a turn of the gateway's loop",
     "gateway.tokenize": "a prompt is about to be tokenised in the pool",
+    "supervisor.turn": "a turn of the supervisor's watch",
     "supervisor.evidence": "a bundle is about to be written",
 }
 

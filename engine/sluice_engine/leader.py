@@ -44,6 +44,9 @@ from sluice_records import RecordKind
 STEP_TIMES_KEPT = 200
 MAX_BOUNDARY_HINTS = 256
 IDLE_CHECK_S = 0.25
+# A sidecar takes a second or two to come up.
+TRANSPORT_MS = 200
+EMPTY_S = 0.001
 
 
 class RankLink(Protocol):
@@ -113,7 +116,6 @@ class Leader:
         self._turn_due = False
         self._idle_check: asyncio.TimerHandle | None = None
         self._next_sequence = 1
-        self._next_stream = 1
         self._dead = False
         self._on_death = on_death
         self._loop = asyncio.get_running_loop()
@@ -127,15 +129,19 @@ class Leader:
             return Refused("WrongRole", "a prefill engine serves leases, not Generate: ask a decode engine")
         if mode is Mode.READER and not request.source_address:
             return Refused("NoSource", "source_address is empty: a decode engine needs its pair's prefill engine")
+        if mode is Mode.READER and not self.rooms.can_pull:
+            self.counters["transport_away"] += 1
+            return Refused("TransportAway", "this engine's transport is being started again", TRANSPORT_MS)
         if request.gateway_id not in self.sinks:
             return Refused("NotAttached", f"gateway {request.gateway_id!r} has no Attach stream here", 50)
+        if any(s.number == request.stream and s.gateway_id == request.gateway_id for s in self.streams.values()):
+            return Refused("StreamTaken", f"stream {request.stream} of this gateway is another request's, which runs")
         spec = SequenceSpec(self._next_sequence, mode, request.prompt_ids, request.output_ids, request.sampling)
         refused = self.admit(spec)
         if refused is not None:
             log.info("request refused", request=request.request_id, reason=refused.reason)
             return refused
-        stream = Stream(self._next_stream, request.gateway_id, spec)
-        self._next_stream += 1
+        stream = Stream(request.stream, request.gateway_id, spec)
         generation = Generation(spec.id, stream, self._loop.create_future(), self.clock(), request.source_address)
         generation.route = Route(decode_pid=self.rooms.pid)
         generation.request_id = request.request_id
@@ -152,8 +158,7 @@ class Leader:
         refused = self.admit(spec)
         if refused is not None:
             return Ended(EndReason.FAILED, 0, 0, refused.reason, refused.detail, Route())
-        stream = Stream(self._next_stream, "", spec)
-        self._next_stream += 1
+        stream = Stream(0, "", spec)
         generation = Generation(spec.id, stream, self._loop.create_future(), self.clock())
         self.generations[spec.id], self.streams[spec.id] = generation, stream
         return await generation.ended
@@ -257,8 +262,9 @@ class Leader:
         frame = hooks.change("leader.frame", frame)
         self._planned, self._sent_at = planned, self.clock()
         self._awaiting = {link.rank: None for link in self.ranks}
-        for link in self.ranks:
-            link.send(frame)
+        if frame:
+            for link in self.ranks:
+                link.send(frame)
         tokens = sum(work.q_len for batch in planned.record.batches for work in batch.rows)
         self.marks.sent(planned.record.number, frame, chain, tokens, sum(len(b.rows) for b in planned.record.batches))
 
@@ -387,6 +393,13 @@ class Leader:
         """Of requests without a token yet."""
         arrivals = [g.arrived for g in self.generations.values() if g.stream.sent == 0]
         return self.clock() - min(arrivals) if arrivals else 0.0
+
+    async def emptied(self) -> None:
+        """Until the last sequence's records are back; a sequence ends a turn or two before that."""
+        while not self.is_empty:
+            turn: asyncio.Future[None] = self._loop.create_future()
+            self._loop.call_later(EMPTY_S, turn.set_result, None)
+            await turn
 
     def load(self) -> Load:
         pages = self.state.ledger.count(RecordKind.PAGE)

@@ -60,8 +60,9 @@ def cause(error: Exception) -> dict[str, object]:
 
 
 class LeaderProcess:
-    def __init__(self, spec: EngineSpec, memory_fd: int) -> None:
+    def __init__(self, spec: EngineSpec, memory_fd: int, health_address: str = "") -> None:
         self.spec = spec
+        self._health_address = health_address
         self._memory_fd = memory_fd
         self.resolved = resolve(spec)
         self.start_id = uuid.uuid4().hex[:12]
@@ -148,6 +149,7 @@ class LeaderProcess:
             source_address=transport.source_address if transport else "",
             pid=os.getpid(),
             vocab_size=self.resolved.limits.vocab_size,
+            health_address=self._health_address,
         )
 
     def _progress(self, message: RankMessage) -> None:
@@ -193,6 +195,8 @@ async def warm_up(leader: Leader) -> None:
     ended = await leader.run_alone(spec)
     if ended.reason is EndReason.FAILED:
         raise WarmUpFailed(f"{ended.error}: {ended.detail}: does this checkpoint compute at all?")
+    await leader.emptied()
+    leader.counters.clear()
 
 
 def _want_fence(why: str) -> None:
@@ -200,8 +204,8 @@ def _want_fence(why: str) -> None:
     say("fence-wanted", detail=why)
 
 
-async def _amain(spec: EngineSpec, memory_fd: int) -> None:
-    process = LeaderProcess(spec, memory_fd)
+async def _amain(spec: EngineSpec, memory_fd: int, health_address: str) -> None:
+    process = LeaderProcess(spec, memory_fd, health_address)
     status = await process.run()
     if status == 0:
         process.leader.tracer.close()
@@ -215,6 +219,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--spec", type=Path, required=True)
     parser.add_argument("--memory-fd", type=int, required=True, help="the pools; mapped for the byte stream only")
     parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--health-address", default="", help="where the supervisor answers, for gateways to know")
     args = parser.parse_args(argv)
     die_with_parent(args.parent)
     spec = load_spec(args.spec)
@@ -224,7 +229,7 @@ def main(argv: list[str] | None = None) -> None:
         hooks.arm(spec.faults)
     # Step loop, lease thread and gRPC's pollers share the interpreter: nobody may wait 5 ms for his turn.
     sys.setswitchinterval(SWITCH_S)
-    uvloop.run(_amain(spec, args.memory_fd))
+    uvloop.run(_amain(spec, args.memory_fd, args.health_address))
 
 
 if __name__ == "__main__":

@@ -82,6 +82,10 @@ class RecordPool:
         """Raises TrailerError when the record has none of ours."""
         return Trailer.unpack(self.record(record)[self.layout.trailer_offset :].tobytes())
 
+    def has_trailer(self, record: int, trailer: Trailer) -> bool:
+        """Exactly this one; what a layout's trailer has beyond its fields does not count."""
+        return trailer.is_in(self.record(record)[self.layout.trailer_offset :].tobytes())
+
     def copy_sections(self, record: int, to: RecordPool, to_record: int) -> None:
         """Copy every section that both layouts have (state <-> snapshot: window and overlaps)."""
         source, destination = self.record(record), to.record(to_record)

@@ -6,6 +6,7 @@ Plain HTTP/1.1 over asyncio. No path enqueues work anywhere: everything is answe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -39,15 +40,25 @@ class ProbeServer:
     def __init__(self, routes: Mapping[str, Route]) -> None:
         self._routes = dict(routes)
         self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str, port: int = 0) -> int:
         """The port; 0 lets the system pick one."""
-        self._server = await asyncio.start_server(self._serve, host, port, limit=MAX_REQUEST_BYTES)
+        self._server = await asyncio.start_server(self._accept, host, port, limit=MAX_REQUEST_BYTES)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
+        """Who is being answered, or says nothing, is hung up on."""
         if self._server is not None:
             self._server.close()
+        for task in list(self._serving):
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def answer(self, method: str, target: str) -> Answer:
         path, _, query = target.partition("?")
@@ -62,6 +73,15 @@ class ProbeServer:
         return told if isinstance(told, Answer) else await told
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One request, and the connection's end: also of a client that does not read its answer."""
+        try:
+            await self._exchange(reader, writer)
+        finally:
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(READ_S):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -76,7 +96,7 @@ class ProbeServer:
             )
             async with asyncio.timeout(WRITE_S):
                 await writer.drain()
+                writer.close()
+                await writer.wait_closed()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             pass  # a probe that is no HTTP gets no answer
-        finally:
-            writer.close()

@@ -141,6 +141,7 @@ def serve(spec: EngineSpec, rank: int, memory_fd: int) -> None:
     def progress(loaded: int, total: int) -> None:
         loop.tick()
         loop.count(Field.COUNT_A, loaded)
+        hooks.reach("rank.progress")
         say(LoadProgress(rank, loaded, total))
 
     say(RankHello(rank, os.getpid()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from sluice_engine import log
@@ -26,7 +26,7 @@ from sluice_engine.sequence import (
 )
 from sluice_engine.state import Plan
 from sluice_engine.step import PullSet, RecordRef, StepResult
-from sluice_engine.tracing import Span
+from sluice_engine.tracing import NO_TRACER, Span
 from sluice_protocol.generate import EndReason, Refused, Route
 from sluice_protocol.lease import LeaseEvent
 from sluice_protocol.source import (
@@ -70,6 +70,11 @@ class LeasePort(Protocol):
 class TransferPort(Protocol):
     """The transport, as `sluice_engine.transfer.link` implements it. Events come back to `Rooms.on_*`."""
 
+    @property
+    def is_up(self) -> bool:
+        """Whether a pull could be posted just now."""
+        ...
+
     def attach(self, peer: SourceHello) -> None: ...
 
     def pull(self, pulls: PullSet) -> bool:
@@ -89,8 +94,8 @@ class TransferPort(Protocol):
 class SourceRoom:
     spec: SequenceSpec
     port: SourceLeasePort
-    ids: dict[str, str]
-    span: Span
+    ids: dict[str, str] = field(default_factory=dict)
+    span: Span = field(default_factory=lambda: NO_TRACER.begin(""))
     granted: int = 0
     granted_bytes: int = 0
     chunks: int = 0
@@ -127,6 +132,10 @@ class Rooms:
         self._by_lease: dict[str, ReaderRoom] = {}
         self._closed: dict[RecordRef, tuple[bytes, int]] = {}  # identity, digest
         self._closing: dict[RecordRef, bytes] = {}
+
+    @property
+    def can_pull(self) -> bool:
+        return self.transfer is None or self.transfer.is_up
 
     # -- with every step -------------------------------------------------------------------------------------------
 

@@ -23,11 +23,11 @@ from sluice_protocol.codec import (
     MalformedMessage,
     decode_generate_request,
     encode_engine_hello,
-    encode_generate_event,
+    encode_generate_reply,
     encode_load,
     encode_token_batch,
 )
-from sluice_protocol.generate import SCHEMA_VERSION, Admitted, EngineHello, Refused, TokenBatch
+from sluice_protocol.generate import SCHEMA_VERSION, EngineHello, Refused, TokenBatch
 from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc
 
 # Steps' worth of tokens that a gateway may be behind before its stream is ended.
@@ -105,21 +105,17 @@ class EngineService(engine_pb2_grpc.EngineServicer):
     async def Inspect(self, request: engine_pb2.InspectRequest, context: Any) -> engine_pb2.InspectReply:
         return engine_pb2.InspectReply(json=msgspec.json.encode(inspect(self._leader)))
 
-    async def Generate(
-        self, request: engine_pb2.GenerateRequest, context: Any
-    ) -> AsyncIterator[engine_pb2.GenerateEvent]:
+    async def Generate(self, request: engine_pb2.GenerateRequest, context: Any) -> engine_pb2.GenerateReply:
         try:
             value = decode_generate_request(request)
         except MalformedMessage as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            return
+            raise AssertionError("abort returned") from error
         answer = self._leader.submit(value)
         if isinstance(answer, Refused):
-            yield encode_generate_event(answer)
-            return
+            return encode_generate_reply(answer)
         try:
-            yield encode_generate_event(Admitted(answer.stream.number))
-            yield encode_generate_event(await answer.ended)
+            return encode_generate_reply(await answer.ended)
         finally:
             self._leader.abandon(answer)
 

@@ -210,5 +210,13 @@ def decode_step(frame: bytes | memoryview, previous: bytes) -> tuple[StepRecord,
         raise StepDivergence(f"step record does not decode: {error}") from error
 
 
+def peek_step(frame: bytes) -> StepRecord:
+    """The record alone, whatever it follows: for evidence, never for a rank. Raises StepDivergence."""
+    try:
+        return _decoder.decode(frame[CHAIN_BYTES:])
+    except msgspec.DecodeError as error:
+        raise StepDivergence(f"step record does not decode: {error}") from error
+
+
 def chain_digest(previous: bytes, body: bytes | memoryview) -> bytes:
     return hashlib.blake2b(body, digest_size=CHAIN_BYTES, key=previous).digest()

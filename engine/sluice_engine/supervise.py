@@ -18,7 +18,6 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,15 @@ import msgspec
 
 from sluice_engine import hooks
 from sluice_engine.errors import SpecError
-from sluice_engine.health.evidence import EvidenceLimits
-from sluice_engine.health.guard import Guard, Policy, Service
-from sluice_engine.health.incidents import QuarantinePolicy
+from sluice_engine.health.guard import Guard, Service
 from sluice_engine.health.reading import Exit
-from sluice_engine.health.verdict import Budgets, Verdict
+from sluice_engine.health.verdict import Verdict
 from sluice_engine.health.watched import Reason, engine_rows
 from sluice_engine.pool import create_memory
-from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, json_lines, say
-from sluice_engine.spec import EngineSpec, HealthSpec, load_spec, resolve
-from sluice_engine.transfer.sidecar import EXIT_SPEC, EXIT_THREAD_DIED, EXIT_UNAVAILABLE
+from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, say
+from sluice_engine.spec import EngineSpec, load_spec, resolve
+from sluice_engine.supervision import announce, child_events, policy_of, probe_url
+from sluice_engine.transfer.sidecar import EXIT_LEADER_GONE, EXIT_SPEC, EXIT_THREAD_DIED, EXIT_UNAVAILABLE
 from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, write_spec
 from sluice_engine.transfer.verify import VerifyLevel, VerifyPolicy
 from sluice_protocol.generate import Role
@@ -54,17 +52,6 @@ class ChildDied(Exception):
     def __init__(self, process: str, status: int | None, reason: str = "", detail: str = "") -> None:
         super().__init__(f"{process} ended with {status}{': ' if detail else ''}{detail}")
         self.exit = Exit(process, status, reason, detail)
-
-
-def policy_of(health: HealthSpec) -> Policy:
-    return Policy(
-        Budgets(health.floor_s, health.factor, health.start_s),
-        QuarantinePolicy(health.quarantine_after, health.quarantine_window_s, health.quarantine_s),
-        EvidenceLimits(health.max_bundles, health.max_bundle_mib << 20),
-        Path(health.evidence_dir) if health.evidence_dir else None,
-        Path(health.termination_path) if health.termination_path else None,
-        health.debug_port,
-    )
 
 
 class Supervisor:
@@ -100,7 +87,13 @@ class Supervisor:
     def _about(self) -> dict[str, object]:
         """For a bundle: the config without its secret."""
         spec = json.loads(msgspec.json.encode(self.spec))
-        return {"spec": spec | {"key": "(not told)"}, "facts": dict(self._resolved.facts), "ready": self._fingerprint}
+        processes = {name: {"pid": p.pid, "status": p.returncode} for name, p in self._processes.items()}
+        return {
+            "spec": spec | {"key": "(not told)"},
+            "facts": dict(self._resolved.facts),
+            "ready": self._fingerprint,
+            "processes": processes | {f"rank{rank}": {"pid": pid} for rank, pid in self._rank_pids.items()},
+        }
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -108,13 +101,7 @@ class Supervisor:
             loop.add_signal_handler(sig, self._stopping.set)
         self._memory = create_memory(self._resolved.layouts, self._resolved.pools, self.spec.name)
         await self.guard.start(self.spec.host, self.spec.ports.probe)
-        say(
-            "supervising",
-            pid=os.getpid(),
-            name=self.spec.name,
-            probes=f"http://{self.spec.host}:{self.guard.probe_port}",
-            debug=f"http://127.0.0.1:{self.guard.debug_port}",
-        )
+        announce(self.guard, self.spec.host)
         tasks: list[asyncio.Task[Any]] = [loop.create_task(self._stopping.wait())]
         try:
             tasks.append(loop.create_task(self.guard.run()))
@@ -135,19 +122,36 @@ class Supervisor:
 
     async def _end(self, tasks: list[asyncio.Task[Any]]) -> int:
         """After a wish to stop, the first death, or a verdict."""
-        if not self._stopping.is_set():
+        if self._stopping.is_set():
+            self.guard.drain()
+            verdict = await self._drain(tasks[1], tasks[2:])
+        else:
             verdict = await self._fatal(tasks[1], tasks[2:])
-            status = await self.guard.close(verdict)
-            say("died", cause=str(verdict))
-            return status
-        self.guard.drain()
-        leader = self._processes["leader"]
+        if verdict is None:
+            say("stopped")
+            return 0
+        status = await self.guard.close(verdict)
+        say("died", cause=str(verdict))
+        return status
+
+    async def _drain(self, watching: asyncio.Task[Verdict], children: list[asyncio.Task[Any]]) -> Verdict | None:
+        """None: the leader has finished what it had. An engine that dies or freezes meanwhile is told of as ever."""
+        leader = self._processes.get("leader")
+        if leader is None:
+            return None
         if leader.returncode is None:
             leader.terminate()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(leader.wait(), STOP_S)
-        say("stopped")
-        return 0
+        ended = asyncio.get_running_loop().create_task(leader.wait())
+        await asyncio.wait({ended, watching}, timeout=STOP_S, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if watching.done() and not watching.cancelled():
+            return watching.result()
+        if leader.returncode in (None, 0, -signal.SIGTERM):  # it may not yet have had a handler for ours
+            return None
+        await asyncio.wait(children, timeout=SETTLE_S, return_when=asyncio.ALL_COMPLETED)
+        self.guard.exited(_blamed(Exit("leader", leader.returncode, *self._last_words.get("leader", ()))))
+        watching.cancel()
+        return self.guard.watch.look()
 
     async def _fatal(self, watching: asyncio.Task[Verdict], children: list[asyncio.Task[Any]]) -> Verdict:
         """A verdict on what is wedged, or on who died first. Raises what was no death but a defect of ours."""
@@ -176,9 +180,10 @@ class Supervisor:
         argv = (
             *("-m", "sluice_engine.leader_main", "--spec", str(self._spec_path)),
             *("--memory-fd", str(self._memory), "--parent", str(os.getpid())),
+            *("--health-address", probe_url(self.guard, self.spec.host)),
         )
         leader = await self._exec("leader", *argv, pass_fds=(self._memory,))
-        async for event in _events(leader):
+        async for event in child_events(leader):
             if event["event"] == "listening":
                 break
         else:
@@ -186,7 +191,7 @@ class Supervisor:
         return leader
 
     async def _watch(self, name: str, process: asyncio.subprocess.Process) -> None:
-        async for event in _events(process):
+        async for event in child_events(process):
             if event["event"] == "ready":
                 self._fingerprint = event
                 self.guard.started()
@@ -214,10 +219,10 @@ class Supervisor:
         while True:
             process = await self._spawn_sidecar()
             last: dict[str, object] = {}
-            async for last in _events(process):
+            async for last in child_events(process):
                 say("sidecar", **{f"sidecar_{key}": value for key, value in last.items()})
             status = await process.wait()
-            if self._stopping.is_set():
+            if self._stopping.is_set() or (status == EXIT_LEADER_GONE and await self._is_leader_gone()):
                 return
             if status in (EXIT_SPEC, EXIT_UNAVAILABLE, EXIT_THREAD_DIED):
                 raise ChildDied("sidecar", status, str(last.get("reason")), str(last.get("detail")))
@@ -228,6 +233,12 @@ class Supervisor:
             if len(deaths) >= SIDECAR_DEATHS:
                 detail = f"{len(deaths)} times within {SIDECAR_WINDOW_S:.0f} s"
                 raise ChildDied("sidecar", status, Reason.SIDECAR_DEAD, detail)
+
+    async def _is_leader_gone(self) -> bool:
+        """Its death is told by somebody else; nobody needs a sidecar then."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._processes["leader"].wait(), SETTLE_S)
+        return self._processes["leader"].returncode is not None
 
     async def _spawn_sidecar(self) -> asyncio.subprocess.Process:
         spec, resolved = self.spec, self._resolved
@@ -298,7 +309,7 @@ class Supervisor:
         process = await self._exec(
             "zygote", "-m", "sluice_engine.zygote", "--socket", path, "--parent", str(os.getpid())
         )
-        async for event in _events(process):
+        async for event in child_events(process):
             if event["event"] == "zygote-ready":
                 return path
         raise ChildDied("zygote", await process.wait(), Reason.ZYGOTE_DEAD)
@@ -350,21 +361,6 @@ async def _connect_zygote(path: str) -> socket.socket:
             except (FileNotFoundError, ConnectionRefusedError):
                 sock.close()
                 await asyncio.sleep(0.05)
-
-
-async def _events(process: asyncio.subprocess.Process) -> AsyncIterator[dict[str, object]]:
-    """JSON lines of a child; anything else it prints goes to stderr."""
-    assert process.stdout is not None
-    async for event in json_lines(process.stdout, _to_stderr):
-        if "event" in event:
-            yield event
-        else:
-            _to_stderr(json.dumps(event).encode() + b"\n")
-
-
-def _to_stderr(noise: bytes) -> None:
-    sys.stderr.buffer.write(noise)
-    sys.stderr.flush()
 
 
 def own_spec(path: Path, name: str, host: str, key_file: Path | None) -> tuple[EngineSpec, Path]:

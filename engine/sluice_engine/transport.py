@@ -112,6 +112,10 @@ class Transport:
         self._peers[peer.incarnation] = peer
         self._spawn(self._attach(peer))
 
+    @property
+    def is_up(self) -> bool:
+        return self._link is not None and not self._link.closed.done()
+
     def pull(self, pulls: PullSet) -> bool:
         return self._with_link(lambda link: link.pull(pulls))
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import struct
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 
 _LENGTH = struct.Struct("<I")
 # A step record that binds a prompt of 1M tokens takes about 5 MiB.
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _RECEIVE = 1 << 18
+_TIMEVAL = struct.Struct("ll")
 
 
 class FrameError(Exception):
@@ -31,26 +32,43 @@ class FrameSocket:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
+        self._patience_ms = 0
+        self._ended = False
         self._buffer = bytearray()
         self._frames: deque[bytes] = deque()
 
     def wait(self, timeout_ms: int) -> bool:
-        """Whether `receive` would find something (the end of the stream too) within the time."""
-        return bool(self._frames or self._poll.poll(timeout_ms))
+        """Whether a frame or the end of the stream is there, within the time since the last byte came. The kernel keeps
+        the time: one system call a frame. Raises FrameError."""
+        if timeout_ms != self._patience_ms:
+            self._patience_ms = timeout_ms
+            seconds, rest = divmod(timeout_ms, 1000)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(seconds, rest * 1000))
+        while not self._frames and not self._ended:
+            try:
+                self._read()
+            except BlockingIOError:
+                return False
+        return True
 
     def receive(self) -> bytes | None:
         """None at the end of the stream. Raises FrameError on a frame that is cut short or too long."""
         while not self._frames:
-            data = self._sock.recv(_RECEIVE)
-            if not data:
-                if self._buffer:
-                    raise FrameError(f"the stream ended after {len(self._buffer)} bytes of a frame")
+            if self._ended:
                 return None
+            with suppress(BlockingIOError):
+                self._read()
+        return self._frames.popleft()
+
+    def _read(self) -> None:
+        data = self._sock.recv(_RECEIVE)
+        if data:
             self._buffer += data
             self._frames.extend(split(self._buffer))
-        return self._frames.popleft()
+        elif self._buffer:
+            raise FrameError(f"the stream ended after {len(self._buffer)} bytes of a frame")
+        else:
+            self._ended = True
 
 
 def _check(head: bytes) -> int:

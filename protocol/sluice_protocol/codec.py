@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import assert_never
 
 from sluice_protocol import generate as g
@@ -81,6 +82,7 @@ def encode_engine_hello(value: g.EngineHello) -> e.EngineHelloReply:
         source_address=value.source_address,
         pid=value.pid,
         vocab_size=value.vocab_size,
+        health_address=value.health_address,
     )
 
 
@@ -99,6 +101,7 @@ def decode_engine_hello(message: e.EngineHelloReply) -> g.EngineHello:
         pid=message.pid,
         vocab_size=message.vocab_size,
         schema_version=message.schema_version,
+        health_address=message.health_address,
     )
 
 
@@ -111,6 +114,7 @@ def encode_generate_request(value: g.GenerateRequest) -> e.GenerateRequest:
         sampling=encode_sampling(value.sampling),
         source_address=value.source_address,
         trace_context=value.trace_context,
+        stream=value.stream,
     )
 
 
@@ -125,20 +129,19 @@ def decode_generate_request(message: e.GenerateRequest) -> g.GenerateRequest:
         sampling=decode_sampling(message.sampling),
         source_address=message.source_address,
         trace_context=message.trace_context,
+        stream=message.stream,
     )
 
 
-def encode_generate_event(value: g.GenerateEvent) -> e.GenerateEvent:
+def encode_generate_reply(value: g.GenerateReply) -> e.GenerateReply:
     match value:
-        case g.Admitted():
-            return e.GenerateEvent(admitted=e.Admitted(stream=value.stream))
         case g.Refused():
-            return e.GenerateEvent(
+            return e.GenerateReply(
                 refused=e.EngineRefused(reason=value.reason, detail=value.detail, retry_after_ms=value.retry_after_ms)
             )
         case g.Ended():
             route = value.route
-            return e.GenerateEvent(
+            return e.GenerateReply(
                 ended=e.Ended(
                     reason=value.reason.value,
                     num_tokens=value.num_tokens,
@@ -159,10 +162,8 @@ def encode_generate_event(value: g.GenerateEvent) -> e.GenerateEvent:
             assert_never(value)
 
 
-def decode_generate_event(message: e.GenerateEvent) -> g.GenerateEvent:
+def decode_generate_reply(message: e.GenerateReply) -> g.GenerateReply:
     match message.WhichOneof("kind"):
-        case "admitted":
-            return g.Admitted(message.admitted.stream)
         case "refused":
             refused = message.refused
             return g.Refused(refused.reason, refused.detail, refused.retry_after_ms)
@@ -182,7 +183,7 @@ def decode_generate_event(message: e.GenerateEvent) -> g.GenerateEvent:
                 g.Route(route.prefill_pid, route.decode_pid, route.records, route.bytes, route.transport, route.chunks),
             )
         case _:
-            raise MalformedMessage("GenerateEvent of unknown kind", unknown=True)
+            raise MalformedMessage("GenerateReply of unknown kind", unknown=True)
 
 
 def encode_token_batch(value: g.TokenBatch) -> e.TokenBatch:
@@ -407,6 +408,18 @@ def encode_source_message(value: s.SourceMessage) -> p.SourceMessage:
             )
         case _:
             assert_never(value)
+
+
+def encode_source_messages(values: Iterable[s.SourceMessage]) -> p.SourceMessages:
+    return p.SourceMessages(messages=[encode_source_message(value) for value in values])
+
+
+def decode_source_messages(message: p.SourceMessages) -> Iterator[s.SourceMessage]:
+    """One by one: those before a malformed one count."""
+    if not message.messages:
+        raise MalformedMessage("SourceMessages without a message", unknown=True)
+    for each in message.messages:
+        yield decode_source_message(each)
 
 
 def decode_source_message(message: p.SourceMessage) -> s.SourceMessage:

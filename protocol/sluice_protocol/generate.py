@@ -8,7 +8,7 @@ from enum import StrEnum
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.sampling import Sampling, TokenLogprobs
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 # 1M prompt ids take at most 3 bytes each as varints; records of the stream transport are cut smaller than this.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
@@ -28,6 +28,8 @@ class EndReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineHello:
+    """`health_address`: http://HOST:PORT of its supervisor; empty where there is none."""
+
     role: Role
     fingerprint: Fingerprint
     incarnation: str
@@ -37,11 +39,15 @@ class EngineHello:
     pid: int
     vocab_size: int
     schema_version: int = SCHEMA_VERSION
+    health_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One try of one choice. `output_ids` are the tokens that earlier tries produced, in order."""
+    """One try of one choice. `output_ids` are the tokens that earlier tries produced, in order.
+
+    `stream` names it in token batches: the gateway's choice, below 2^32, of no other request of its that runs.
+    """
 
     request_id: str
     gateway_id: str
@@ -50,11 +56,7 @@ class GenerateRequest:
     sampling: Sampling
     source_address: str = ""
     trace_context: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    stream: int
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Last event of a Generate stream. The reader waits until `num_tokens` tokens of it came over Attach."""
+    """What a Generate call answers at its end. The reader waits until `num_tokens` tokens of it came over Attach."""
 
     reason: EndReason
     num_tokens: int
@@ -90,7 +92,7 @@ class Ended:
     route: Route = Route()
 
 
-GenerateEvent = Admitted | Refused | Ended
+GenerateReply = Refused | Ended
 
 
 @dataclass(frozen=True, slots=True)

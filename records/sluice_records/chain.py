@@ -34,6 +34,5 @@ def block_keys(salt: ChainKey, tokens: Sequence[int], page_tokens: int) -> tuple
 def record_identity(layout: RecordLayout, key: ChainKey) -> bytes:
     """16 bytes: this layout's format and kind, for the tokens that `key` covers. Never a pool index or a generation."""
     state = hashlib.blake2b(key, digest_size=KEY_BYTES)
-    state.update(bytes.fromhex(layout.format_id))
-    state.update(layout.kind.value.encode())
+    state.update(layout.identity_suffix)
     return state.digest()

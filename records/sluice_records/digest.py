@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)
+_MASK = 0xFFFFFFFFFFFFFFFF
 # Lanes at a time: bounds the temporary of widened lanes.
 _BLOCK = 1 << 16
 # Identity lanes are weighted from here on, whatever the payload's length.
@@ -42,11 +43,10 @@ def record_digest(payload: NDArray[np.uint8] | bytes | memoryview, identity: byt
     lanes = np.frombuffer(payload, dtype="<u4")
     salt = np.frombuffer(identity, dtype="<u4").astype(np.uint64)
     all_weights = _cached_weights(0, len(lanes))
-    total = np.uint64(0)
-    with np.errstate(over="ignore"):
-        for start in range(0, len(lanes), _BLOCK):
-            part = lanes[start : start + _BLOCK].astype(np.uint64)
-            part *= all_weights[start : start + _BLOCK]
-            total += part.sum(dtype=np.uint64)
-        total += (salt * _cached_weights(IDENTITY_LANE, len(salt))).sum(dtype=np.uint64)
-    return int(total)
+    # Arrays wrap without a word; only numpy's scalars would warn, so sums of blocks are Python's.
+    total = int(np.add.reduce(salt * _cached_weights(IDENTITY_LANE, len(salt))))
+    for start in range(0, len(lanes), _BLOCK):
+        part = lanes[start : start + _BLOCK].astype(np.uint64)
+        part *= all_weights[start : start + _BLOCK]
+        total += int(np.add.reduce(part))
+    return total & _MASK

@@ -88,6 +88,11 @@ class RecordLayout:
             state.update(repr((s.kind, s.layer, s.plane, s.slots, s.row_bytes, s.dtype, s.offset)).encode())
         return state.hexdigest()
 
+    @cached_property
+    def identity_suffix(self) -> bytes:
+        """What every identity of a record of this layout covers beside its tokens."""
+        return bytes.fromhex(self.format_id) + self.kind.value.encode()
+
     def section(self, kind: SectionKind, layer: int, plane: Plane = Plane.DATA) -> Section:
         """Raises KeyError when this record has no such section."""
         return self.index[kind, layer, plane]

@@ -32,6 +32,11 @@ class Trailer:
         )
         return packed.ljust(TRAILER_BYTES, b"\0")
 
+    def is_in(self, data: bytes) -> bool:
+        """Does `data` begin with exactly this trailer?"""
+        wanted = MAGIC, self.valid_tokens, bytes.fromhex(self.format_id), self.identity, self.generation, self.digest
+        return len(data) >= _FIELDS.size and _FIELDS.unpack_from(data) == wanted
+
     @staticmethod
     def unpack(data: bytes | memoryview) -> Trailer:
         if len(data) < _FIELDS.size:

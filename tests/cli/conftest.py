@@ -37,7 +37,9 @@ class Up:
 
     def __init__(self, *argv: str, env: dict[str, str] | None = None) -> None:
         self.home = tempfile.TemporaryDirectory(prefix="up-")
-        self.env = os.environ | {"TMPDIR": self.home.name, "XDG_RUNTIME_DIR": self.home.name} | (env or {})
+        self.state = tempfile.TemporaryDirectory(prefix="up-state-")  # evidence may stay there
+        places = {"TMPDIR": self.home.name, "XDG_RUNTIME_DIR": self.home.name, "XDG_STATE_HOME": self.state.name}
+        self.env = os.environ | places | (env or {})
         self.lines: list[str] = []
         self.pids: set[int] = set()
         self.hangs_up = False  # read one more line and close the pipe, as `| head` does
@@ -143,6 +145,7 @@ class Up:
         for pid in self.left_behind():
             os.kill(pid, signal.SIGKILL)
         self.home.cleanup()
+        self.state.cleanup()
 
     def sluice(self, *argv: str, typed: str = "") -> subprocess.CompletedProcess[str]:
         """Another `sluice` command of the same user."""

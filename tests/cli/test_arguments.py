@@ -81,6 +81,8 @@ def test_a_config_that_is_no_json(capsys, model):
         ("--memory-mib", "1", "--memory-mib: memory_bytes is 1048576"),
         ("--memory-mib", "-1", "--memory-mib is -1"),
         ("--max-running", "0", "--max-running is 0; give at least 1"),
+        ("--wedge-floor-s", "0", "--wedge-floor-s is 0; give seconds above 0"),
+        ("--quarantine-s", "-1", "--quarantine-s is -1"),
         ("--prefill", "0", "--prefill and --decode must be at least 1"),
         ("--api-keys-file", "/nowhere", "--api-keys-file /nowhere: No such file"),
     ],

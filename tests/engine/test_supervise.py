@@ -11,7 +11,7 @@ from collections.abc import Sized
 
 import pytest
 
-from sluice_engine import supervise, wire
+from sluice_engine import supervise, supervision, wire
 from sluice_engine.errors import RankFault, SpecError
 from sluice_engine.rank import LoadProgress, RankFailed, RankHello, RankReady, StepExecuted, encode_rank_message
 from sluice_engine.rank_server import RankServer
@@ -159,7 +159,7 @@ async def test_a_line_of_any_length_is_an_event_or_noise(monkeypatch, capfd):
     spec = supervise.EngineSpec(role=supervise.Role.UNIFIED, name="s", run_dir="/")
     supervisor = supervise.Supervisor(spec, supervise.Path("/"), "")
     process = await supervisor._exec("child", "-c", LONG)
-    events = [event async for event in supervise._events(process)]
+    events = [event async for event in supervision.child_events(process)]
     assert [event["event"] for event in events] == ["died", "last"]
     assert len(str(events[0]["detail"])) == 300_000
     assert await process.wait() == 0
@@ -173,10 +173,10 @@ async def test_what_comes_after_the_first_event_is_not_lost(monkeypatch):
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
     await process.wait()
     seen = []
-    async for event in supervise._events(process):
+    async for event in supervision.child_events(process):
         seen.append(event["event"])
         break
-    seen += [event["event"] async for event in supervise._events(process)]
+    seen += [event["event"] async for event in supervision.child_events(process)]
     assert seen == [str(number) for number in range(100)]
 
 

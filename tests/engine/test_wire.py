@@ -56,3 +56,19 @@ def test_a_length_that_no_frame_has_is_an_error(pair: Pair) -> None:
     theirs.sendall((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
     with pytest.raises(FrameError, match="longer"):
         FrameSocket(ours).receive()
+
+
+def test_waiting_ends_with_the_time_or_with_a_whole_frame(pair: Pair) -> None:
+    ours, theirs = pair
+    ours.settimeout(None)
+    frames = FrameSocket(ours)
+    assert not frames.wait(10)
+    wire = pack(b"late")
+    theirs.sendall(wire[:-1])
+    assert not frames.wait(10)
+    theirs.sendall(wire[-1:])
+    assert frames.wait(10_000)
+    assert frames.receive() == b"late"
+    theirs.close()
+    assert frames.wait(10_000)
+    assert frames.receive() is None

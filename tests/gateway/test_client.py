@@ -17,7 +17,7 @@ from sluice_gateway.session import Lost
 from sluice_protocol import codec
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import (
-    Admitted,
+    SCHEMA_VERSION,
     Ended,
     EndReason,
     EngineHello,
@@ -40,12 +40,12 @@ QUICK = Timings(load_every_s=0.02, tokens_timeout_s=1.0, first_backoff_s=0.01, m
 
 
 class FakeEngine(EngineServicer):
-    """Answers as told: each item of `events` and `batches` is a value to send, or something to wait for."""
+    """Answers as told: each item of `steps` is something to wait for, or what Generate answers; `batches` are sent."""
 
     def __init__(self) -> None:
         self.hello: Any = codec.encode_engine_hello(HELLO)
         self.load: Any = LOAD
-        self.events: list[Any] = []
+        self.steps: list[Any] = []
         self.batches: asyncio.Queue[TokenBatch | pb.TokenBatch | None] = asyncio.Queue()
         self.keys: list[Any] = []
         self.requests: list[GenerateRequest] = []
@@ -73,17 +73,17 @@ class FakeEngine(EngineServicer):
         while (batch := await self.batches.get()) is not None:
             yield codec.encode_token_batch(batch) if isinstance(batch, TokenBatch) else batch
 
-    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+    async def Generate(self, request: Any, context: Any) -> Any:
         await self._check(context)
         self.requests.append(codec.decode_generate_request(request))
         try:
-            for event in self.events:
-                if isinstance(event, asyncio.Event):
-                    await event.wait()
-                elif isinstance(event, grpc.StatusCode):
-                    await context.abort(event, "as told")
+            for step in self.steps:
+                if isinstance(step, asyncio.Event):
+                    await step.wait()
+                elif isinstance(step, grpc.StatusCode):
+                    await context.abort(step, "as told")
                 else:
-                    yield event if isinstance(event, pb.GenerateEvent) else codec.encode_generate_event(event)
+                    return step if isinstance(step, pb.GenerateReply) else codec.encode_generate_reply(step)
         finally:
             self.ended.set()
 
@@ -109,8 +109,8 @@ async def client(engine: Any) -> AsyncIterator[GrpcEngine]:
 async def test_hello_and_load_arrive_whole_and_every_call_carries_the_key(engine: Any, client: GrpcEngine) -> None:
     assert await client.hello() == HELLO
     assert await client.load() == LOAD
-    engine[0].events = [Refused("X", "y")]
-    assert [event async for event in client.generate(REQUEST)] == [Refused("X", "y")]
+    engine[0].steps = [Refused("X", "y")]
+    assert await client.generate(REQUEST).reply() == Refused("X", "y")
     engine[0].batches.put_nowait(None)
     with pytest.raises(EngineLost):
         async for _ in client.attach("gw"):
@@ -126,57 +126,47 @@ async def test_a_wrong_key_is_an_engine_that_is_lost(engine: Any) -> None:
         with pytest.raises(EngineLost, match="UNAUTHENTICATED"):
             await call()
     with pytest.raises(EngineLost, match="UNAUTHENTICATED"):
-        async for _ in client.generate(REQUEST):
-            pass
+        await client.generate(REQUEST).reply()
     await client.close()
 
 
-async def test_events_come_in_order_and_the_stream_ends(engine: Any, client: GrpcEngine) -> None:
+async def test_the_end_arrives_whole(engine: Any, client: GrpcEngine) -> None:
     ended = Ended(EndReason.STOP, 3, 2, route=Route(1, 2, 3, 4, "nixl", 5))
-    engine[0].events = [Admitted(9), ended]
-    assert [event async for event in client.generate(REQUEST)] == [Admitted(9), ended]
+    engine[0].steps = [ended]
+    assert await client.generate(REQUEST).reply() == ended
 
 
-async def test_cancel_ends_the_work_and_the_iteration_quietly(engine: Any, client: GrpcEngine) -> None:
-    engine[0].events = [Admitted(9), asyncio.Event()]
+async def test_cancel_ends_the_work_and_there_is_no_reply(engine: Any, client: GrpcEngine) -> None:
+    engine[0].steps = [asyncio.Event()]
     call = client.generate(REQUEST)
-    seen = []
-    async for event in call:
-        seen.append(event)
-        call.cancel()
-        call.cancel()
-    assert seen == [Admitted(9)]
+    waiting = asyncio.create_task(call.reply())
+    await until(lambda: bool(engine[0].requests))
+    call.cancel()
+    call.cancel()
+    assert await asyncio.wait_for(waiting, 10) is None
     await asyncio.wait_for(engine[0].ended.wait(), 10)
 
 
 async def test_a_cancelled_task_ends_the_work_and_stays_cancelled(engine: Any, client: GrpcEngine) -> None:
-    engine[0].events = [Admitted(9), asyncio.Event()]
-    started = asyncio.Event()
-
-    async def read() -> None:
-        async for _ in client.generate(REQUEST):
-            started.set()
-
-    task = asyncio.create_task(read())
-    await asyncio.wait_for(started.wait(), 10)
+    engine[0].steps = [asyncio.Event()]
+    task = asyncio.create_task(client.generate(REQUEST).reply())
+    await until(lambda: bool(engine[0].requests))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     await asyncio.wait_for(engine[0].ended.wait(), 10)
 
 
-async def test_an_aborted_stream_is_an_engine_that_is_lost(engine: Any, client: GrpcEngine) -> None:
-    engine[0].events = [Admitted(9), grpc.StatusCode.INTERNAL]
+async def test_an_aborted_call_is_an_engine_that_is_lost(engine: Any, client: GrpcEngine) -> None:
+    engine[0].steps = [grpc.StatusCode.INTERNAL]
     with pytest.raises(EngineLost, match="INTERNAL: as told"):
-        async for _ in client.generate(REQUEST):
-            pass
+        await client.generate(REQUEST).reply()
 
 
 async def test_messages_of_unknown_kind_are_an_engine_that_is_lost(engine: Any, client: GrpcEngine) -> None:
-    engine[0].events = [pb.GenerateEvent()]
+    engine[0].steps = [pb.GenerateReply()]
     with pytest.raises(EngineLost, match="unknown kind"):
-        async for _ in client.generate(REQUEST):
-            pass
+        await client.generate(REQUEST).reply()
     engine[0].batches.put_nowait(pb.TokenBatch(streams=[1], counts=[2], tokens=[3]))
     with pytest.raises(EngineLost, match="add up"):
         async for _ in client.attach("gw"):
@@ -187,7 +177,7 @@ async def test_another_schema_version_or_role_is_refused(engine: Any, client: Gr
     engine[0].hello = pb.EngineHelloReply(schema_version=99, role="decode")
     with pytest.raises(EngineLost, match="schema version 99"):
         await client.hello()
-    engine[0].hello = pb.EngineHelloReply(schema_version=1, role="chef")
+    engine[0].hello = pb.EngineHelloReply(schema_version=SCHEMA_VERSION, role="chef")
     with pytest.raises(EngineLost, match="chef"):
         await client.hello()
 
@@ -205,9 +195,9 @@ async def test_an_address_where_nobody_listens_fails_at_once(engine: Any) -> Non
 
 
 async def test_a_million_prompt_tokens_pass(engine: Any, client: GrpcEngine) -> None:
-    engine[0].events = [Ended(EndReason.STOP, 0)]
+    engine[0].steps = [Ended(EndReason.STOP, 0)]
     request = GenerateRequest("r", "gw", tuple(range(1, 1_000_001)), (), Sampling())
-    assert len([event async for event in client.generate(request)]) == 1
+    assert await client.generate(request).reply() == Ended(EndReason.STOP, 0)
     assert engine[0].requests[0].prompt_ids == request.prompt_ids
 
 
@@ -243,69 +233,92 @@ async def test_the_link_shows_what_the_engine_says(engine: Any, link: Link) -> N
     assert link.view == Engine(Member(Role.DECODE, engine[1]), HELLO, LOAD)
 
 
-async def test_tokens_may_come_before_and_after_the_events(engine: Any, link: Link) -> None:
-    """The streams race: tokens before Admitted are kept, and Ended waits for the last one."""
+async def stream_of(engine: FakeEngine, request: int = 0) -> int:
+    """The number that the link chose for the nth request."""
+    await until(lambda: len(engine.requests) > request)
+    return engine.requests[request].stream
+
+
+async def test_tokens_may_come_after_the_end(engine: Any, link: Link) -> None:
+    """The streams race: whoever ended waits for his last token. What is nobody's is dropped."""
     go = asyncio.Event()
-    engine[0].events = [go, Admitted(5), Ended(EndReason.LENGTH, 4)]
-    engine[0].batches.put_nowait(TokenBatch(1, (5, 6), (2, 1), (10, 11, 99)))
+    engine[0].steps = [go, Ended(EndReason.LENGTH, 4)]
     tokens: list[int] = []
     first: list[int] = []
     task = asyncio.create_task(link.attempt(REQUEST, collector(tokens), lambda: first.append(1)))
-    await until(lambda: bool(engine[0].requests) and engine[0].batches.empty())
-    go.set()
+    mine = await stream_of(engine[0])
+    engine[0].batches.put_nowait(TokenBatch(1, (mine, mine + 1), (2, 1), (10, 11, 99)))
     await until(lambda: tokens == [10, 11])
+    go.set()
+    await asyncio.wait_for(engine[0].ended.wait(), 10)
     assert not task.done()
-    engine[0].batches.put_nowait(TokenBatch(2, (5,), (2,), (12, 13), ((1, TokenLogprobs(-1.0)),)))
+    engine[0].batches.put_nowait(TokenBatch(2, (mine,), (2,), (12, 13), ((1, TokenLogprobs(-1.0)),)))
     assert await task == Ended(EndReason.LENGTH, 4)
     assert tokens == [10, 11, 12, 13]
     assert first == [1]
 
 
+async def test_tries_that_run_have_streams_of_their_own(engine: Any, link: Link) -> None:
+    engine[0].steps = [asyncio.Event()]
+    tasks = [asyncio.create_task(link.attempt(REQUEST, collector([]), lambda: None)) for _ in range(3)]
+    await until(lambda: len(engine[0].requests) == 3)
+    assert len({request.stream for request in engine[0].requests}) == 3
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def test_logprobs_arrive_beside_their_tokens(engine: Any, link: Link) -> None:
-    engine[0].events = [Admitted(5), Ended(EndReason.LENGTH, 2)]
-    engine[0].batches.put_nowait(
-        TokenBatch(1, (4, 5), (1, 2), (9, 10, 11), ((2, TokenLogprobs(-1.5, (11,), (-1.5,))),))
-    )
+    engine[0].steps = [Ended(EndReason.LENGTH, 2)]
     seen: list[Any] = []
-    await link.attempt(REQUEST, lambda row, logprobs: bool(seen.append((tuple(row), logprobs))), lambda: None)
+    push = collector([])
+    task = asyncio.create_task(
+        link.attempt(REQUEST, lambda row, told: bool(seen.append((tuple(row), told))) or push(row, told), lambda: None)
+    )
+    mine = await stream_of(engine[0])
+    engine[0].batches.put_nowait(
+        TokenBatch(1, (mine + 1, mine), (1, 2), (9, 10, 11), ((2, TokenLogprobs(-1.5, (11,), (-1.5,))),))
+    )
+    await task
     assert seen == [((10, 11), [None, TokenLogprobs(-1.5, (11,), (-1.5,))])]
 
 
 async def test_tokens_that_never_come_fail_the_try(engine: Any, link: Link) -> None:
-    engine[0].events = [Admitted(5), Ended(EndReason.LENGTH, 4)]
+    engine[0].steps = [Ended(EndReason.LENGTH, 4)]
     result = await link.attempt(REQUEST, collector([]), lambda: None)
     assert isinstance(result, Lost)
     assert result.reason == "TokensLost"
 
 
 async def test_a_sink_that_has_enough_ends_the_call(engine: Any, link: Link) -> None:
-    engine[0].events = [Admitted(5), asyncio.Event()]
-    engine[0].batches.put_nowait(TokenBatch(1, (5,), (3,), (1, 2, 3)))
-    tokens: list[int] = []
-    assert isinstance(await link.attempt(REQUEST, collector(tokens, enough=2), lambda: None), Lost)
+    engine[0].steps = [asyncio.Event()]
+    task = asyncio.create_task(link.attempt(REQUEST, collector([], enough=2), lambda: None))
+    engine[0].batches.put_nowait(TokenBatch(1, (await stream_of(engine[0]),), (3,), (1, 2, 3)))
+    assert isinstance(await task, Lost)
     await asyncio.wait_for(engine[0].ended.wait(), 10)
 
 
 async def test_a_sink_that_raises_ends_its_own_try_only(engine: Any, link: Link) -> None:
-    engine[0].events = [Admitted(5), asyncio.Event()]
-    engine[0].batches.put_nowait(TokenBatch(1, (5,), (1,), (1,)))
-
     def broken(_row: Any, _logprobs: Any) -> bool:
         raise ValueError("a defect")
 
-    result = await link.attempt(REQUEST, broken, lambda: None)
+    engine[0].steps = [asyncio.Event()]
+    task = asyncio.create_task(link.attempt(REQUEST, broken, lambda: None))
+    engine[0].batches.put_nowait(TokenBatch(1, (await stream_of(engine[0]),), (1,), (1,)))
+    result = await task
     assert isinstance(result, Lost)
     assert "a defect" in result.detail
-    engine[0].events = [Admitted(6), Ended(EndReason.STOP, 1)]
-    engine[0].batches.put_nowait(TokenBatch(2, (6,), (1,), (7,)))
+    engine[0].steps = [Ended(EndReason.STOP, 1)]
     tokens: list[int] = []
-    assert await link.attempt(REQUEST, collector(tokens), lambda: None) == Ended(EndReason.STOP, 1)
+    task = asyncio.create_task(link.attempt(REQUEST, collector(tokens), lambda: None))
+    engine[0].batches.put_nowait(TokenBatch(2, (await stream_of(engine[0], 1),), (1,), (7,)))
+    assert await task == Ended(EndReason.STOP, 1)
     assert tokens == [7]
 
 
 @pytest.mark.parametrize("how", ["attach", "incarnation", "stop"])
 async def test_a_lost_engine_fails_its_tries_and_is_found_again(engine: Any, link: Link, how: str) -> None:
-    engine[0].events = [Admitted(5), asyncio.Event()]
+    engine[0].steps = [asyncio.Event()]
     task = asyncio.create_task(link.attempt(REQUEST, collector([]), lambda: None))
     await until(lambda: bool(engine[0].requests))
     if how == "attach":

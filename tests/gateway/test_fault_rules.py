@@ -66,6 +66,14 @@ def test_one_death_is_paid_once_however_many_tries_run_into_it() -> None:
     assert not faults.repeats(dead)
 
 
+def test_victims_are_lives_not_sights() -> None:
+    faults = Faults().with_fault(None)
+    assert faults.victims == 0
+    for life in ("i1", "i1", "i2"):
+        faults = faults.with_fault(Culprit("p", life))
+    assert faults.with_progress().victims == 2
+
+
 def test_a_token_ends_the_row() -> None:
     faults = Faults().with_fault(None).with_fault(Culprit("p", "i1"))
     assert faults.in_a_row == 2

@@ -132,7 +132,7 @@ async def test_an_answer_that_was_complete_is_not_asked_for_again(start: Any) ->
     asked = asyncio.create_task(stack.chat(max_tokens=1))
     await stack.until(lambda: bool(stack["u"].running))
     (sequence,) = stack["u"].running.values()
-    stream, gateway_id = sequence.stream, sequence.request.gateway_id
+    stream, gateway_id = sequence.request.stream, sequence.request.gateway_id
     from sluice_protocol.generate import TokenBatch
 
     stack["u"]._attached[gateway_id].put_nowait(TokenBatch(1, (stream,), (1,), (84,)))

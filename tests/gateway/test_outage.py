@@ -174,8 +174,9 @@ async def test_a_request_that_arrives_while_nobody_is_there_is_held_to_the_limit
     assert answer["system_fingerprint"] != "fp_none"
 
 
-async def test_a_request_that_kills_its_engines_is_failed(start: Any) -> None:
-    """Each incarnation that dies under it counts, though the engine is back every time."""
+async def test_a_request_that_kills_its_engines_is_failed_as_suspect_at_the_third(start: Any) -> None:
+    """Each incarnation that dies under it counts, though the engine is back every time. A client's own retries must not
+    go on where ours end."""
     engine = MemoryEngine(Role.UNIFIED, say)
     stack = await start({"u": engine})
     engine.faults.extend(Fault("die", 1) for _ in range(9))
@@ -186,8 +187,17 @@ async def test_a_request_that_kills_its_engines_is_failed(start: Any) -> None:
             engine.revive()
         await asyncio.sleep(0.005)
     answer = await asked
-    assert (answer.status_code, answer.json()["error"]["code"]) == (503, ENGINE_LOST)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (503, "PoisonSuspected")
+    assert error["message"].startswith(f"3 engines failed while they ran this request, the last with {ENGINE_LOST}")
+    assert "do not send it again unchanged" in error["message"]
+    assert answer.headers["x-should-retry"] == "false"
+    assert "retry-after" not in answer.headers
     assert len(engine.requests) == 3
+    engine.faults.clear()
+    if not engine.alive:
+        engine.revive()
+    assert (await stack.chat()).status_code == 200
 
 
 async def test_a_fault_that_never_ends_on_a_living_engine_ends_the_request(start: Any) -> None:

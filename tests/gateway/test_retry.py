@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_gateway.reasons import POLICIES, policy_of
+from sluice_gateway.reasons import POLICIES, client_error, policy_of
 from sluice_gateway.retry import Again, Done, GiveUp, TryResult, judge
 from sluice_gateway.session import Lost
 from sluice_protocol.generate import Ended, EndReason, Refused
@@ -47,7 +47,17 @@ def test_the_end_of_a_try_decides_what_comes_next(
         assert step == expected
 
 
+@pytest.mark.parametrize(("victims", "code"), [(0, "EngineLost"), (1, "EngineLost"), (2, "PoisonSuspected")])
+def test_a_request_under_which_several_engines_failed_is_suspect_once_its_budget_is_spent(victims, code) -> None:
+    assert judge(LOST, None, 2, 1, 2, victims=victims) == Again(0.0, True, 2)
+    step = judge(LOST, None, 3, 2, 2, victims=victims)
+    assert isinstance(step, GiveUp)
+    assert (step.error.status, step.error.code) == (503, code)
+    assert step.error.again == (code == "EngineLost")
+
+
 def test_what_every_engine_would_say_again_is_never_retried_and_everything_else_is() -> None:
     for reason, policy in POLICIES.items():
         assert policy.retry == (policy.status == 503), reason
+        assert client_error(reason, "", 1).again == (policy.status != 500), reason
     assert policy_of("NeverHeardOf").spends

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from sluice_engine.health import guard
 from sluice_engine.health.evidence import EvidenceLimits
 from sluice_engine.health.guard import EXIT_DEAD, EXIT_WEDGED, Guard, Policy, Service
 from sluice_engine.health.incidents import QuarantinePolicy
@@ -107,11 +109,16 @@ async def test_a_wedge_is_named_by_every_answer(scene: Scene) -> None:
     assert told["age_s"] > told["budget_s"] == 1.0
 
 
-async def test_closing_keeps_evidence_says_why_and_stays_live_meanwhile(scene: Scene, tmp_path: Path, capsys) -> None:
+async def test_closing_keeps_evidence_says_why_and_stays_live_meanwhile(
+    scene: Scene, tmp_path: Path, capsys, monkeypatch
+) -> None:
     scene.guard.started()
+    asked = threading.Event()
+    monkeypatch.setattr(guard.hooks, "reach", lambda point: asked.wait(30))
     closing = asyncio.create_task(scene.guard.close(WEDGE))
     await asyncio.sleep(0)
     assert await statuses(scene) == {"/livez": 200, "/readyz": 503, "/startupz": 503, "/health": 200}
+    asked.set()
     assert await asyncio.wait_for(closing, 30) == EXIT_WEDGED
     message = (tmp_path / "termination-log").read_text()
     assert message.startswith("Wedged: DeviceStuck: rank0.device was device for 31.0 s")

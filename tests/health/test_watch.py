@@ -143,6 +143,17 @@ def test_a_step_of_a_thousand_times_the_tokens_may_take_a_thousand_times_as_long
     assert 1_000_000_000 < throughput.expected(10_000) < 1_100_000_000
 
 
+def test_small_steps_are_no_reason_to_expect_a_step_per_token() -> None:
+    """Chunks of 64 tokens at 64 ms: the next such chunk is expected in tenths of a second, not in seconds."""
+    throughput = Throughput(cold_ns=10**10)
+    throughput.measured(3, 3_000_000)
+    for _ in range(20):
+        throughput.measured(64, 64_000_000)
+        throughput.measured(1, 2_000_000)
+    assert throughput.expected(64) <= 130_000_000
+    assert throughput.expected(6400) >= 6_400_000_000
+
+
 def test_it_follows_slower_steps_at_once_and_faster_ones_slowly() -> None:
     throughput = Throughput(cold_ns=1)
     throughput.measured(1, 1_000_000)

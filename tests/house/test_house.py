@@ -12,7 +12,17 @@ import pytest
 from sluice_gateway.reasons import POLICIES
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("records", "protocol", "kernels", "engine", "services", "operator", "tools/cli")
+PACKAGES = (
+    "records",
+    "protocol",
+    "kernels",
+    "engine",
+    "services",
+    "operator",
+    "tools/cli",
+    "tools/harness",
+    "tools/faults",
+)
 
 
 def python_files() -> list[Path]:
@@ -56,14 +66,17 @@ def test_a_library_is_met_in_its_own_rooms_only(library, allowed):
     "module",
     ["sluice_records", "sluice_protocol.codec", "sluice_engine.supervise", "sluice_engine.leader_main",
      "sluice_engine.transport", "sluice_engine.transfer.sidecar", "sluice_gateway.__main__",
-     "sluice_operator.plan", "sluice_cli.__main__"],
+     "sluice_gateway.supervised", "sluice_operator.plan", "sluice_cli.__main__"],
 )  # fmt: skip
 def test_torch_is_imported_on_the_ranks_side_only(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("module", ["sluice_engine.supervise", "sluice_engine.transfer.sidecar", "sluice_engine.rank"])
+@pytest.mark.parametrize(
+    "module",
+    ["sluice_engine.supervise", "sluice_engine.transfer.sidecar", "sluice_engine.rank", "sluice_gateway.supervised"],
+)
 def test_grpc_stays_out_of_supervisor_sidecar_and_ranks(module):
     code = f"import sys, {module}; sys.exit('grpc' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

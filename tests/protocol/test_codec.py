@@ -10,7 +10,6 @@ from sluice_protocol import codec
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import (
     MAX_MESSAGE_BYTES,
-    Admitted,
     Ended,
     EndReason,
     EngineHello,
@@ -68,14 +67,13 @@ names = st.lists(st.builds(RecordName, text, u32, u64), max_size=4).map(tuple)
 granted = st.builds(GrantedRecord, text, u32, u64, st.binary(max_size=16), u64, u32, u32)
 
 
-@given(st.builds(GenerateRequest, text, text, some_tokens, tokens, samplings, text))
+@given(st.builds(GenerateRequest, text, text, some_tokens, tokens, samplings, text, text, u32))
 def test_generate_request(value):
     assert codec.decode_generate_request(codec.encode_generate_request(value)) == value
 
 
 @given(
     st.one_of(
-        st.builds(Admitted, u32),
         st.builds(Refused, text, text, u32),
         st.builds(
             Ended,
@@ -88,8 +86,8 @@ def test_generate_request(value):
         ),
     )
 )
-def test_generate_events(value):
-    assert codec.decode_generate_event(codec.encode_generate_event(value)) == value
+def test_generate_replies(value):
+    assert codec.decode_generate_reply(codec.encode_generate_reply(value)) == value
 
 
 @given(st.lists(st.tuples(u32, st.lists(u32, min_size=1, max_size=3)), max_size=6), u64, logprobs)
@@ -103,7 +101,9 @@ def test_token_batches(rows, step, told):
 
 @given(
     st.one_of(
-        st.builds(Open, text, text, fingerprints, st.builds(WantPrefill, some_tokens, tokens, samplings), u32, u32),
+        st.builds(
+            Open, text, text, fingerprints, st.builds(WantPrefill, some_tokens, tokens, samplings, text, text), u32, u32
+        ),
         st.builds(Pulled),
         st.builds(Fetch, names),
     )
@@ -125,6 +125,7 @@ def test_reader_messages(value):
 )
 def test_source_messages(value):
     assert codec.decode_source_message(codec.encode_source_message(value)) == value
+    assert list(codec.decode_source_messages(codec.encode_source_messages([value, value]))) == [value, value]
 
 
 @given(
@@ -143,7 +144,7 @@ def test_source_hello(value):
     assert codec.decode_source_hello(codec.encode_source_hello(value)) == value
 
 
-@given(st.builds(EngineHello, st.sampled_from(Role), fingerprints, text, u32, u32, text, u32, u32))
+@given(st.builds(EngineHello, st.sampled_from(Role), fingerprints, text, u32, u32, text, u32, u32, u32, text))
 def test_engine_hello(value):
     assert codec.decode_engine_hello(codec.encode_engine_hello(value)) == value
 
@@ -170,8 +171,9 @@ def test_load(value):
     [
         (codec.decode_reader_message, source_pb2.ReaderMessage()),
         (codec.decode_source_message, source_pb2.SourceMessage()),
-        (codec.decode_generate_event, engine_pb2.GenerateEvent()),
-        (codec.decode_generate_event, engine_pb2.GenerateEvent(ended=engine_pb2.Ended(reason="dreamt"))),
+        (lambda message: list(codec.decode_source_messages(message)), source_pb2.SourceMessages()),
+        (codec.decode_generate_reply, engine_pb2.GenerateReply()),
+        (codec.decode_generate_reply, engine_pb2.GenerateReply(ended=engine_pb2.Ended(reason="dreamt"))),
     ],
 )
 def test_an_unknown_kind_is_malformed_and_said_to_be_unknown(decode, message):

@@ -42,6 +42,10 @@ def test_trailers_come_back(identity: bytes, generation: int, valid: int, digest
     assert len(packed) == TRAILER_BYTES
     assert Trailer.unpack(packed + rest) == trailer
     assert Trailer.unpack(memoryview(packed)) == trailer
+    assert trailer.is_in(packed + rest)
+    for place in range(56):
+        assert not trailer.is_in(packed[:place] + bytes([packed[place] ^ 1]) + packed[place + 1 :])
+    assert not trailer.is_in(packed[:55])
 
 
 @given(st.binary(max_size=200))

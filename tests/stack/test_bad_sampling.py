@@ -42,8 +42,8 @@ def stack() -> Iterator[RunningStack]:
         yield running
 
 
-def generate(stack: RunningStack, name: str, **sampling: object) -> engine_pb2.GenerateEvent:
-    """The last event of one request."""
+def generate(stack: RunningStack, name: str, **sampling: object) -> engine_pb2.GenerateReply:
+    """What one request is answered."""
     with grpc.insecure_channel(stack.engines[name].address) as channel:
         stub = engine_pb2_grpc.EngineStub(channel)
         attach = stub.Attach(engine_pb2.AttachRequest(gateway_id="test"), metadata=METADATA)
@@ -55,9 +55,9 @@ def generate(stack: RunningStack, name: str, **sampling: object) -> engine_pb2.G
             sampling=engine_pb2.Sampling(**(GOOD | sampling)),  # type: ignore[arg-type]
             source_address=stack.engines["prefill-0"].ready["source_address"],
         )
-        events = list(stub.Generate(request, metadata=METADATA, timeout=30))
+        reply = stub.Generate(request, metadata=METADATA, timeout=30)
         attach.cancel()
-    return events[-1]
+    return reply
 
 
 @pytest.mark.parametrize("name", ["unified-0", "decode-0"])

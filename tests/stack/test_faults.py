@@ -17,6 +17,7 @@ from stopped import stop_process
 
 from sluice_engine.grpc_options import KEY_HEADER
 from sluice_protocol.codec import encode_sampling
+from sluice_protocol.generate import SCHEMA_VERSION
 from sluice_protocol.sampling import Sampling
 from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc
 
@@ -217,9 +218,9 @@ def generate_directly(decode: EngineProcess, source_address: str) -> engine_pb2.
             sampling=encode_sampling(Sampling(max_tokens=4)),
             source_address=source_address,
         )
-        events = list(stub.Generate(request, metadata=metadata, timeout=30))
+        reply = stub.Generate(request, metadata=metadata, timeout=30)
         attach.cancel()
-    return events[-1].ended
+    return reply.ended
 
 
 def test_a_caller_without_the_key_is_refused(slow):
@@ -227,7 +228,7 @@ def test_a_caller_without_the_key_is_refused(slow):
         stub = engine_pb2_grpc.EngineStub(channel)
         for metadata in ((), ((KEY_HEADER, "guess"),)):
             with pytest.raises(grpc.RpcError) as info:
-                stub.Hello(engine_pb2.EngineHelloRequest(schema_version=1), metadata=metadata, timeout=20)
+                stub.Hello(engine_pb2.EngineHelloRequest(schema_version=SCHEMA_VERSION), metadata=metadata, timeout=20)
             assert info.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 

@@ -59,9 +59,9 @@ def generate(stack: RunningStack, **sampling: object) -> engine_pb2.Ended:
             sampling=encode_sampling(Sampling(**sampling)),
             source_address=prefill.ready["source_address"],
         )
-        events = list(stub.Generate(request, metadata=metadata, timeout=60))
+        reply = stub.Generate(request, metadata=metadata, timeout=60)
         attach.cancel()
-    return events[-1].ended
+    return reply.ended
 
 
 def test_no_read_after_a_first_token_that_ends_the_request():

@@ -15,6 +15,7 @@ from sluice_engine.grpc_options import KEY_HEADER
 from sluice_engine.spec import load_spec, resolve
 from sluice_protocol import codec
 from sluice_protocol.fingerprint import Fingerprint
+from sluice_protocol.generate import SCHEMA_VERSION
 from sluice_protocol.sampling import Sampling
 from sluice_protocol.source import Fetch, Open, Pulled, ReaderMessage, RecordName, SourceHello, WantPrefill
 from sluice_protocol.v1 import source_pb2, source_pb2_grpc
@@ -42,7 +43,7 @@ def hello(stack: RunningStack, channel: grpc.Channel) -> SourceHello:
     """As a reader with the right fingerprint gets it."""
     path = next(stack.directory.glob("prefill-0-*/spec.json"))
     mine = resolve(load_spec(path)).fingerprint
-    request = source_pb2.SourceHelloRequest(schema_version=1, fingerprint=mine.as_dict())
+    request = source_pb2.SourceHelloRequest(schema_version=SCHEMA_VERSION, fingerprint=mine.as_dict())
     return codec.decode_source_hello(source_pb2_grpc.SourceStub(channel).Hello(request, metadata=METADATA, timeout=20))
 
 
@@ -73,8 +74,8 @@ class Talk:
         """Of all that comes back, to the end of the stream."""
         out = []
         with contextlib.suppress(grpc.RpcError):
-            for message in self.call:
-                out.append(message.WhichOneof("kind"))
+            for together in self.call:
+                out.extend(message.WhichOneof("kind") for message in together.messages)
         self._pending.put(None)
         return out
 
@@ -87,7 +88,7 @@ def talk(channel: grpc.Channel, *messages: ReaderMessage) -> tuple[list[str], gr
 
 def refusal(channel: grpc.Channel, message: Open) -> source_pb2.Refused:
     lease = Talk(channel, message)
-    refused = next(lease.call).refused
+    refused = next(lease.call).messages[0].refused
     lease.kinds()
     return refused
 

@@ -127,10 +127,10 @@ def test_a_gateway_without_its_attach_stream_gets_nothing_more():
                 prompt_ids=[1, 2, 3],
                 sampling=engine_pb2.Sampling(max_tokens=3000, top_p=1.0, repetition_penalty=1.0),
             )
-            events = gateway.stub.Generate(request, metadata=METADATA, timeout=60)
-            assert next(events).HasField("admitted")
+            reply = gateway.stub.Generate.future(request, metadata=METADATA, timeout=60)
+            eventually(lambda: engine.inspect()["streams"] == 1, "it runs")
             attach.cancel()
-            ended = next(events).ended
+            ended = reply.result().ended
             assert (ended.reason, ended.error) == ("failed", "AttachLost")
             del channel
         eventually(lambda: engine.inspect()["gateways"] == 0, "both are gone")
@@ -148,9 +148,32 @@ def test_a_gateway_that_never_attached_is_refused_at_once():
                 prompt_ids=[1, 2, 3],
                 sampling=engine_pb2.Sampling(max_tokens=5, top_p=1.0, repetition_penalty=1.0),
             )
-            refused = list(gateway.stub.Generate(request, metadata=METADATA, timeout=30))[-1].refused
+            refused = gateway.stub.Generate(request, metadata=METADATA, timeout=30).refused
             assert refused.reason == "NotAttached"
             assert refused.retry_after_ms > 0
+        engine.settled()
+
+
+def test_a_stream_number_that_is_taken_is_refused():
+    """Two requests under one number would get each other's tokens."""
+    with RunningStack(scripted={"step_cost_us": 10000.0}) as stack:
+        engine = stack.start("unified")[0]
+        with BareGateway(engine) as gateway:
+            request = engine_pb2.GenerateRequest(
+                request_id="r",
+                gateway_id="bare",
+                prompt_ids=[1, 2, 3],
+                sampling=engine_pb2.Sampling(max_tokens=3000, top_p=1.0, repetition_penalty=1.0),
+                stream=7,
+            )
+            first = gateway.stub.Generate.future(request, metadata=METADATA, timeout=60)
+            eventually(lambda: engine.inspect()["streams"] == 1, "it runs")
+            refused = gateway.stub.Generate(request, metadata=METADATA, timeout=30).refused
+            assert refused.reason == "StreamTaken"
+            first.cancel()
+            eventually(lambda: engine.inspect()["streams"] == 0, "it is gone")
+            request.sampling.max_tokens = 2
+            assert gateway.stub.Generate(request, metadata=METADATA, timeout=30).ended.num_tokens == 2
         engine.settled()
 
 
@@ -163,7 +186,7 @@ def test_the_ttl_ends_a_lease_whose_reader_does_not_read():
             pending.put(open_message(stack, prefill, channel, ttl_ms=1500))
             call = source_pb2_grpc.SourceStub(channel).Lease(iter(pending.get, None), metadata=METADATA, timeout=60)
             granted: list[source_pb2.RecordName] = []
-            for message in call:
+            for message in (message for together in call for message in together.messages):
                 for r in message.granted.records:
                     granted.append(source_pb2.RecordName(kind=r.kind, record=r.record, generation=r.generation))
                 if message.WhichOneof("kind") == "complete":

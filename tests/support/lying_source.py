@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -14,6 +15,7 @@ from stack_double import KEY, EngineProcess, RunningStack
 from sluice_engine.grpc_options import KEY_HEADER
 from sluice_engine.spec import load_spec, resolve
 from sluice_protocol import codec
+from sluice_protocol.generate import SCHEMA_VERSION
 from sluice_protocol.sampling import Sampling
 from sluice_protocol.source import Open, WantPrefill
 from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc, source_pb2, source_pb2_grpc
@@ -47,8 +49,10 @@ class LyingSource(source_pb2_grpc.SourceServicer):
         call = self._real.Lease(request_iterator, metadata=METADATA)
         context.add_callback(call.cancel)
         try:
-            for message in call:
-                yield from self.lie(message)
+            for together in call:
+                told = [lie for message in together.messages for lie in self.lie(message)]
+                if told:
+                    yield source_pb2.SourceMessages(messages=told)
         except grpc.RpcError as error:
             context.abort(error.code(), error.details())
 
@@ -72,6 +76,7 @@ class BareGateway:
     def __init__(self, decode: EngineProcess) -> None:
         self._channel = grpc.insecure_channel(decode.address)
         self.stub = engine_pb2_grpc.EngineStub(self._channel)
+        self._streams = itertools.count()
 
     def __enter__(self) -> BareGateway:
         self._attach = self.stub.Attach(engine_pb2.AttachRequest(gateway_id="bare"), metadata=METADATA)
@@ -100,8 +105,9 @@ class BareGateway:
             prompt_ids=prompt,
             sampling=engine_pb2.Sampling(max_tokens=max_tokens, top_p=1.0, repetition_penalty=1.0),
             source_address=address,
+            stream=next(self._streams),
         )
-        last = list(self.stub.Generate(request, metadata=METADATA, timeout=timeout))[-1]
+        last = self.stub.Generate(request, metadata=METADATA, timeout=timeout)
         return last.ended if last.HasField("ended") else last.refused
 
 
@@ -110,7 +116,7 @@ def open_message(stack: RunningStack, prefill: EngineProcess, channel: grpc.Chan
     path = next(stack.directory.glob(f"{prefill.name}-*/spec.json"))
     fingerprint = resolve(load_spec(path)).fingerprint
     hello = source_pb2_grpc.SourceStub(channel).Hello(
-        source_pb2.SourceHelloRequest(schema_version=1, fingerprint=fingerprint.as_dict()),
+        source_pb2.SourceHelloRequest(schema_version=SCHEMA_VERSION, fingerprint=fingerprint.as_dict()),
         metadata=METADATA,
         timeout=20,
     )

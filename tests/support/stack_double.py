@@ -161,32 +161,42 @@ class RunningStack:
         for role in roles:
             name = f"{role}-{sum(e.role == role for e in self.engines.values()) + sum(r == role for r, _ in begun)}"
             begun.append((role, name))
-        processes = [(role, name, self._spawn(role, name, spec)) for role, name in begun]
+        processes = [(role, name, self.spawn(role, name, spec)) for role, name in begun]
         for role, name, process in processes:
             ready = process.wait_event(lambda event: event.get("event") == "ready")
             self.engines[name] = EngineProcess(name, role, process, ready)
         self._note_pids()
         return [self.engines[name] for _, name, _ in processes]
 
-    def _spawn(self, role: str, name: str, more: dict[str, Any]) -> Process:
+    def _command(self, role: str) -> tuple[str, ...]:
+        """What runs an engine of that role."""
+        return ("-m", "sluice_engine.supervise")
+
+    def spawn(self, role: str, name: str, more: dict[str, Any]) -> Process:
         run_dir = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.directory))
         told: dict[str, Any] = {"role": role, "name": name, "run_dir": str(run_dir), "key": KEY}
         told |= {"model": self.model} if self.model else {"scripted": self.scripted}
         path = run_dir / "spec.json"
         path.write_text(json.dumps(told | self.spec | more))
-        argv = ["-m", "sluice_engine.supervise", "--spec", str(path), "--parent", str(os.getpid())]
+        argv = [*self._command(role), "--spec", str(path), "--parent", str(os.getpid())]
         return Process(*argv, *(["--zygote", self.zygote] if self.zygote else []))
 
-    def start_gateway(self, *more: str, ready_s: float = 30.0) -> str:
+    def start_gateway(self, *more: str, ready_s: float = 30.0, health: dict[str, Any] | None = None) -> str:
+        """`health`: fields of HealthSpec; given, it runs under a supervisor."""
         (self.directory / "key").write_text(KEY)
         self.write_fleet()
+        start = ["-m", "sluice_gateway"]
+        if health is not None:
+            run_dir = Path(tempfile.mkdtemp(prefix="gateway-", dir=self.directory))
+            start = ["-m", "sluice_gateway.supervised", "--run-dir", str(run_dir), "--health", json.dumps(health), "--"]
         self.gateway = Process(
-            *("-m", "sluice_gateway", "--model-name", "m", "--tokenizer", self.model or "bytes"),
+            *(*start, "--model-name", "m", "--tokenizer", self.model or "bytes"),
             *("--key-file", str(self.directory / "key"), "--fleet-file", str(self.directory / "fleet.json")),
             *("--shutdown-s", "2", *more),
         )
-        self.url = self.gateway.wait_event(lambda event: "url" in event)["url"]
-        self._all_pids.add(self.gateway.popen.pid)
+        ready = self.gateway.wait_event(lambda event: "url" in event)
+        self.url = ready["url"]
+        self._all_pids |= {self.gateway.popen.pid, int(ready["pid"])}
         eventually(lambda: self.get("/readyz")[0] == 200, "the gateway sees a pair", ready_s)
         return self.url
 

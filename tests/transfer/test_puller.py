@@ -6,6 +6,7 @@ import pytest
 from puller_double import PullerRig
 from transfer_double import PAGE, STATE, same_records
 
+from sluice_engine.pool import Pools
 from sluice_engine.transfer.errors import PeerLost
 from sluice_engine.transfer.memory import Fault
 from sluice_engine.transfer.messages import (
@@ -18,7 +19,7 @@ from sluice_engine.transfer.messages import (
 )
 from sluice_engine.transfer.plan import Piece
 from sluice_engine.transfer.pull import PullerSettings
-from sluice_engine.transfer.verify import VerifyLevel, VerifyPolicy
+from sluice_engine.transfer.verify import SliceVerifier, Verdict, VerifyLevel, VerifyPolicy
 from sluice_records import PoolPlan, Trailer
 
 
@@ -340,3 +341,37 @@ def test_a_large_record_that_spans_pieces_is_verified_after_its_last_byte() -> N
     assert rig.puller.counters["pieces_done"] > 4
     assert rig.puller.counters["records_verified"] == 2
     assert rig.of(RecordsDone)
+
+
+class LazyVerifier(SliceVerifier):
+    """Checks what it is helped with, and nothing by itself."""
+
+    def __init__(self, pools: Pools) -> None:
+        super().__init__(pools, records_per_call=1)
+        self.told: list[Verdict] = []
+
+    def collect(self) -> list[Verdict]:
+        told, self.told = self.told, []
+        return told
+
+    def help(self) -> bool:
+        checked = super().collect()
+        self.told += checked
+        return bool(checked)
+
+
+def test_a_caller_that_has_nothing_to_move_may_help_to_verify() -> None:
+    rig = PullerRig()
+    rig.puller._verifier = LazyVerifier(rig.reader)
+    rig.fault(lambda piece: Fault.HOLD if piece.completes[0].destination == 1 else Fault.NONE)
+    rig.add("a", (0, 0), (1, 1))
+    assert not rig.puller.help_verify()  # there is something to post
+    rig.tick(2)
+    assert not rig.puller.help_verify()  # there is something to poll
+    (handle,) = rig.transfer.held()
+    rig.transfer.let_go(handle)
+    rig.tick()
+    assert not rig.events
+    assert [rig.puller.help_verify() for _ in range(3)] == [True, True, False]
+    rig.tick()
+    assert [event.num_records for event in rig.of(RecordsDone)] == [2]

@@ -82,11 +82,12 @@ class Wire(EngineServicer):
         async for batch in self._client.attach(request.gateway_id):
             yield codec.encode_token_batch(batch)
 
-    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:
+    async def Generate(self, request: Any, context: Any) -> Any:
         call = self._client.generate(codec.decode_generate_request(request))
         try:
-            async for event in call:
-                yield codec.encode_generate_event(event)
+            reply = await call.reply()
+            assert reply is not None
+            return codec.encode_generate_reply(reply)
         finally:
             call.cancel()
 

@@ -151,7 +151,7 @@ class Reader:
             for event in puller.tick(time.monotonic()):
                 assert not isinstance(event, PullFailed), event
                 done = isinstance(event, RecordsDone)
-            if not done and (idle := puller.idle_for(time.monotonic())):
+            if not done and (idle := puller.idle_for(time.monotonic())) and not puller.help_verify():
                 time.sleep(min(idle, 100e-6))
         took = time.perf_counter() - start
         puller.forget(lease_id, time.monotonic())

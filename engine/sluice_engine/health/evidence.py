@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice_engine.health.proc import describe_process
+from sluice_engine.health.proc import describe_process, process_state
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.stacks import collect_stacks
 from sluice_engine.health.verdict import Verdict
@@ -45,7 +45,7 @@ def write_bundle(
 ) -> Path:
     """The bundle's path. Raises OSError (disk full); what was written of an unfinished one is removed. Blocks for up to
     STACKS_S. `about`: config without secrets, fingerprint, versions."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may hold prompts
     number = 1 + max((_number(path) for path in folder.glob(f"{PREFIX}*")), default=0)
     name = f"{PREFIX}{number:04d}-{verdict.reason or verdict.kind.value}"
     fresh = folder / f"{UNFINISHED}{name}"
@@ -70,8 +70,7 @@ def _write_processes(fresh: Path, run_dir: Path, pids: Mapping[str, int]) -> Non
     for name, pid in pids.items():
         (fresh / f"{name}.proc").write_text(describe_process(pid))
     for name, stacks in collect_stacks(run_dir, pids, STACKS_S).items():
-        told = stacks or "no stacks: the process is stopped, dead, or could not answer; see its .proc file\n"
-        (fresh / f"{name}.stacks").write_text(told)
+        (fresh / f"{name}.stacks").write_text(stacks or f"no stacks: {process_state(pids[name])}; see its .proc file\n")
 
 
 def prune(folder: Path, limits: EvidenceLimits) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar, cast
 
 from sluice_engine import hooks
 from sluice_engine.health.evidence import EvidenceLimits, write_bundle
@@ -37,6 +39,7 @@ EXIT_DEAD, EXIT_WEDGED = 1, 3
 EVIDENCE_S = 10.0
 # Kubernetes keeps the last 4096 bytes of a termination message.
 MAX_MESSAGE_BYTES = 4096
+T = TypeVar("T")
 
 
 @dataclass
@@ -59,6 +62,31 @@ class Policy:
     evidence_dir: Path | None = None
     termination_path: Path | None = None
     debug_port: int = 0
+
+
+def in_daemon_thread(function: Callable[..., T], *args: object) -> asyncio.Future[T]:
+    """Not a pool's thread: the interpreter waits for those at its end, and this one may never come back."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(cast(T, result))
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        try:
+            result, error = function(*args), None
+        except BaseException as raised:
+            result, error = None, raised
+        with contextlib.suppress(RuntimeError):  # the loop is over
+            loop.call_soon_threadsafe(tell, result, error)
+
+    threading.Thread(target=run, name="evidence", daemon=True).start()
+    return done
 
 
 class Guard:
@@ -128,6 +156,7 @@ class Guard:
         """Until something is wedged or dead."""
         last = Kind.IDLE
         while True:
+            hooks.reach("supervisor.turn")
             verdict = self.watch.look()
             if verdict.kind is not last:
                 if Kind.SLOW in (verdict.kind, last) or verdict.is_fatal:
@@ -159,7 +188,7 @@ class Guard:
 
     async def _collect(self, verdict: Verdict) -> str:
         """Where the bundle is, or why there is none: a full disk must not keep a wedged service alive."""
-        work = asyncio.to_thread(
+        work = in_daemon_thread(
             write_bundle,
             self.evidence_dir,
             self.service.run_dir,

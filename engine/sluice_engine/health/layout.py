@@ -53,6 +53,7 @@ class Field(IntEnum):
     DEADLINE = 11
     COUNT_A = 12
     COUNT_B = 13
+    IDENT = 14  # of the thread as faulthandler prints it; 0: not told
 
 
 class State(IntEnum):

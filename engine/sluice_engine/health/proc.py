@@ -9,6 +9,7 @@ from sluice_engine.health.reading import Thread
 # Of /proc/PID/: what a bundle holds of a process that cannot speak for itself.
 KEPT = ("status", "wchan", "stack", "syscall", "cmdline", "limits", "io")
 MAX_THREADS = 256
+_THREADS = {"T": Thread.STOPPED, "t": Thread.STOPPED, "R": Thread.RUNNING}
 
 
 def thread_state(pid: int, tid: int) -> Thread:
@@ -16,7 +17,15 @@ def thread_state(pid: int, tid: int) -> Thread:
     state = _state(f"/proc/{pid}/task/{tid}/stat")
     if state in ("", "Z", "X"):
         return Thread.UNKNOWN if _state(f"/proc/{pid}/stat") in ("", "Z", "X") else Thread.GONE
-    return Thread.STOPPED if state in ("T", "t") else Thread.ALIVE
+    return _THREADS.get(state, Thread.ALIVE)
+
+
+def process_state(pid: int) -> str:
+    """In words: why it may have had nothing to say."""
+    state = _state(f"/proc/{pid}/stat")
+    if state in ("", "Z", "X"):
+        return "it has ended"
+    return "it is stopped" if state in ("T", "t") else f"it did not answer (state {state})"
 
 
 def _state(path: str) -> str:

@@ -22,6 +22,7 @@ class Thread(StrEnum):
 
     UNKNOWN = "unknown"
     ALIVE = "alive"
+    RUNNING = "running"  # it computes, or could
     STOPPED = "stopped"
     GONE = "gone"
 
@@ -47,6 +48,7 @@ class RowReading:
     count_a: int = 0
     count_b: int = 0
     doing: str = ""
+    ident: int = 0
     thread: Thread = Thread.UNKNOWN
     ticked_s: float = 0.0
     progressed_s: float = 0.0
@@ -155,6 +157,7 @@ class Copy:
             numbers[Field.COUNT_A],
             numbers[Field.COUNT_B],
             _text(self._bytes[doing : doing + layout.DOING_BYTES]),
+            numbers[Field.IDENT],
         )
 
     def mirror(self, blob: Blob) -> Mirror:

@@ -39,6 +39,7 @@ class Row:
         put, base = self._numbers, self._base
         put[base + Field.PID] = os.getpid()
         put[base + Field.TID] = threading.get_native_id()
+        put[base + Field.IDENT] = threading.get_ident()
         put[base + Field.PENDING] = put[base + Field.PENDING_SINCE] = put[base + Field.DEADLINE] = 0
         self.enter(phase)
         put[base + Field.STATE] = State.RUNNING
@@ -83,7 +84,8 @@ class Row:
         self._doing[len(data) :] = bytes(layout.DOING_BYTES - len(data))
 
     def end(self, failed: bool = False) -> None:
-        """The loop is over; FAILED stays when it was said."""
+        """The loop is over. Its phase stays, and PHASE_SINCE says when it ended: who was first brought others about."""
+        self._numbers[self._base + Field.PHASE_SINCE] = time.monotonic_ns()
         self._numbers[self._base + Field.STATE] = State.FAILED if failed else State.ENDED
 
 

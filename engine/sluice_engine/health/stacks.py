@@ -28,10 +28,13 @@ def answer_with_stacks(run_dir: Path, name: str) -> None:
 
 
 def can_answer(pid: int) -> bool:
-    """Whether a handler is there: the signal would kill a process without one."""
+    """Whether a handler is there and could run: the signal would kill a process without one, and a process that is
+    stopped is not waited for."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
+        return False
+    if any(line.startswith("State:") and line.split()[1] in "TtZX" for line in status.splitlines()):
         return False
     caught = next((line for line in status.splitlines() if line.startswith("SigCgt:")), "SigCgt: 0")
     return bool(int(caught.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)

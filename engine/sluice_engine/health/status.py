@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 STACKS_S = 2.0
 # A golden prompt through every pair comes with its own issue; until then nobody knows, which counts as good.
 CANARY = "unknown"
+EVENTS_TOLD = 20
 
 
 def probe_routes(guard: Guard) -> Mapping[str, Route]:
@@ -103,14 +104,18 @@ def verdict_of(guard: Guard) -> dict[str, Any]:
 def status_of(guard: Guard) -> dict[str, Any]:
     """One service, for `sluice status` and the status page: no prompts in it."""
     copy = Copy(guard.recorder.view)
+    books = copy.mirror(Blob.BOOKS)
     return verdict_of(guard) | {
         "ready": guard.is_ready,
+        "message": str(guard.watch.verdict),
         "pids": dict(guard.service.pids()),
         "memory_bytes": {name: resident_bytes(pid) for name, pid in guard.service.pids().items()},
         "rows": rows_of(guard),
-        "books": copy.mirror(Blob.BOOKS).value,
+        "books": books.value,
+        "books_age_s": _age(books.at_ns, time.monotonic_ns()),
         "transfers": without_pulls(copy.mirror(Blob.TRANSFERS).value),
         "gateway": copy.mirror(Blob.GATEWAY).value,
+        "events": events_of(guard)[-EVENTS_TOLD:],
         "debug_port": guard.debug_port,
     }
 

@@ -13,19 +13,25 @@ class Throughput:
         self._cold = cold_ns
         self._base = 0.0
         self._per_token = 0.0
+        self._most_tokens = 0  # of a small step
+        self._bound = 0.0
 
     def measured(self, tokens: int, ns: int) -> None:
         """The averages follow slower steps at once and faster ones slowly: a budget should rather be too long."""
         if tokens <= SMALL_STEP_TOKENS or not self._base:
             self._base = _follow(self._base, ns)
+            if tokens >= self._most_tokens:
+                self._bound = _follow(self._bound if tokens == self._most_tokens else 0.0, ns / max(1, tokens))
+                self._most_tokens = tokens
         if tokens > SMALL_STEP_TOKENS:
             self._per_token = _follow(self._per_token, max(0.0, ns - self._base) / tokens)
 
     def expected(self, tokens: int) -> int:
-        """Of a step with so many tokens in. Until a large step was seen a token may take as long as a small step."""
+        """Of a step with so many tokens in. Until a large step was seen, a token's part is at most what the largest of
+        the small ones took for each of its tokens, its fixed part included."""
         if not self._base:
             return self._cold
-        return int(self._base + (self._per_token or self._base) * tokens)
+        return int(self._base + (self._per_token or self._bound) * tokens)
 
 
 def _follow(average: float, value: float) -> float:

@@ -76,7 +76,7 @@ IDLE = Verdict(Kind.IDLE)
 def verdict(before: Reading, after: Reading, budgets: Budgets, watched: Sequence[Watched]) -> Verdict:
     """`before` comes from `carry`. The first check that has something fatal to say says it; else the slowest."""
     checks: tuple[Callable[[], Iterable[Verdict]], ...] = (
-        lambda: _dead_processes(after),
+        lambda: _dead_processes(after, watched),
         lambda: _dead_threads(after, watched),
         lambda: _frozen_loops(before, after, budgets, watched),
         lambda: _frozen_work(before, after, budgets, watched),
@@ -94,16 +94,27 @@ def verdict(before: Reading, after: Reading, budgets: Budgets, watched: Sequence
     return Verdict(Kind.PROGRESSING) if any(row.pending for row in after.rows.values()) else IDLE
 
 
+# A loop turns at least so often: which of two that froze within less was first cannot be told from their ticks.
+TURN_S = 1.0
+_REASONS = frozenset(Reason)
 _DEATHS = {"leader": Reason.LEADER_DEAD, "sidecar": Reason.SIDECAR_DEAD, "gateway": Reason.GATEWAY_DEAD}
 
 
-def _dead_processes(after: Reading) -> Iterable[Verdict]:
+def _dead_processes(after: Reading, watched: Sequence[Watched]) -> Iterable[Verdict]:
+    """Where a thread's end has brought its process's about, that thread is named."""
     for gone in after.exits:
-        reason = gone.reason or _reason_of_death(gone.process)
+        rows = [row for row in after.rows.values() if row.name.startswith(f"{gone.process}.")]
+        failed = min(
+            (row for row in rows if row.state is State.FAILED), key=lambda row: row.phase_since_ns, default=None
+        )
         status = "" if gone.status is None else f"ended with {gone.status}"
-        detail = ": ".join(part for part in (status, gone.detail) if part)
-        row = next((row for row in after.rows.values() if row.name.startswith(f"{gone.process}.")), None)
-        yield Verdict(Kind.DEAD, reason, gone.process, "" if row is None else _doing(row), detail=detail)
+        last_words = "" if gone.reason in _REASONS else gone.reason
+        detail = ": ".join(part for part in (status, last_words, gone.detail) if part)
+        if failed is not None:
+            yield Verdict(Kind.DEAD, _reason_of_end(failed.name, watched), failed.name, _doing(failed), detail=detail)
+            continue
+        reason = gone.reason if gone.reason in _REASONS else _reason_of_death(gone.process)
+        yield Verdict(Kind.DEAD, reason, gone.process, _doing(rows[0]) if rows else "", detail=detail)
 
 
 def _reason_of_death(process: str) -> str:
@@ -118,12 +129,18 @@ def _dead_threads(after: Reading, watched: Sequence[Watched]) -> Iterable[Verdic
         row = after.rows.get(thread.name)
         if row is None or not (row.state is State.FAILED or (row.state is State.RUNNING and row.thread is Thread.GONE)):
             continue
-        reason = Reason.LEASE_THREAD_DEAD if thread.frozen is Reason.LEASE_THREAD_DEAD else Reason.THREAD_DEAD
-        yield Verdict(Kind.DEAD, reason, row.name, _doing(row), detail=row.doing)
+        yield Verdict(Kind.DEAD, _reason_of_end(row.name, watched), row.name, _doing(row), detail=row.doing)
+
+
+def _reason_of_end(name: str, watched: Sequence[Watched]) -> Reason:
+    """Of a thread."""
+    is_lease = any(thread.name == name and thread.frozen is Reason.LEASE_THREAD_DEAD for thread in watched)
+    return Reason.LEASE_THREAD_DEAD if is_lease else Reason.THREAD_DEAD
 
 
 def _frozen_loops(before: Reading, after: Reading, budgets: Budgets, watched: Sequence[Watched]) -> Iterable[Verdict]:
     """A loop that turns by itself at least once a second, and does not."""
+    frozen = []
     for thread in watched:
         old, row = before.rows.get(thread.name), after.rows.get(thread.name)
         # While it loads it has no turns; `_stalled_start` looks after it.
@@ -131,18 +148,28 @@ def _frozen_loops(before: Reading, after: Reading, budgets: Budgets, watched: Se
             continue
         if not thread.ticks or old is None or row is None or not _same_life(old, row) or old.ticks != row.ticks:
             continue
-        age, budget = after.at_s - old.ticked_s, budgets.of(_expected(row, after))
-        yield from _judge(age, budget, budgets.slow, _reason_of_frozen(thread, row), row)
+        frozen.append((thread, row, after.at_s - old.ticked_s, budgets.of(_expected(row, after))))
+    overdue = [age for _, _, age, budget in frozen if age > budget]
+    if overdue:
+        together = [loop for loop in frozen if loop[2] > max(overdue) - TURN_S]
+        # Of a process whose threads wait for the interpreter, the one that computes has it.
+        thread, row, age, budget = next((loop for loop in together if loop[1].thread is Thread.RUNNING), together[0])
+        reason, culprit = _reason_of_frozen(thread, row)
+        yield Verdict(Kind.WEDGED, reason, culprit, _doing(row), age, budget, row.pending, _stopped(row))
+    for thread, row, age, budget in frozen:
+        yield from _judge_slow(age, budget, budgets.slow, _reason_of_frozen(thread, row), row)
 
 
 def _reason_of_frozen(thread: Watched, row: RowReading) -> tuple[str, str]:
     """(reason, culprit): where it was last says more than that it does not turn."""
     process = thread.process
+    if row.thread is Thread.STOPPED:
+        return thread.frozen, row.name
     if row.phase is Phase.DEVICE and thread.frozen is Reason.RANK_FROZEN:
         return Reason.DEVICE_STUCK, f"{process}.device"
     if row.phase is Phase.COLLECTIVE:
         return Reason.COLLECTIVE_STUCK, f"{process}.collective"
-    if row.phase is Phase.SERVING and thread.frozen is Reason.SCHEDULER_FROZEN and row.thread is not Thread.STOPPED:
+    if row.phase is Phase.SERVING and thread.frozen is Reason.SCHEDULER_FROZEN:
         return Reason.EVENT_LOOP_BLOCKED, row.name
     return thread.frozen, row.name
 
@@ -165,7 +192,7 @@ def _reason_of_stalled(thread: Watched, row: RowReading, after: Reading) -> tupl
         for name, loop in after.rows.items():
             if name.startswith("rank") and name.endswith(".loop") and loop.progress < row.step:
                 stuck = after.rows.get(name.replace(".loop", ".device"))
-                if stuck is not None and stuck.pending:
+                if stuck is not None and stuck.pending and loop.thread is not Thread.STOPPED:
                     return Reason.DEVICE_STUCK, stuck.name
                 return Reason.RANK_FROZEN, name
         if row.progress < row.step:
@@ -186,8 +213,13 @@ def _judge(age: float, budget: float, slow: float, blame: tuple[str, str], row: 
     reason, culprit = blame
     if age > budget:
         yield Verdict(Kind.WEDGED, reason, culprit, _doing(row), age, budget, row.pending, _stopped(row))
-    elif row.pending and age > slow * budget:
-        yield Verdict(Kind.SLOW, reason, culprit, _doing(row), age, budget, row.pending)
+    else:
+        yield from _judge_slow(age, budget, slow, blame, row)
+
+
+def _judge_slow(age: float, budget: float, slow: float, blame: tuple[str, str], row: RowReading) -> Iterable[Verdict]:
+    if row.pending and slow * budget < age <= budget:
+        yield Verdict(Kind.SLOW, *blame, _doing(row), age, budget, row.pending)
 
 
 def _expected(row: RowReading, after: Reading) -> int:

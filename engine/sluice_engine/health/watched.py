@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -75,3 +77,15 @@ def engine_rows(role: Role, transport: str, ranks: int = 1) -> tuple[Watched, ..
 
 
 GATEWAY_ROWS = (GATEWAY_LOOP, TOKENIZER)
+_NAMED = (
+    *(LEADER_LOOP, LEASE_THREAD, SIDECAR_SOCKET, SIDECAR_POLLER, SIDECAR_VERIFIER),
+    *(GATEWAY_LOOP, TOKENIZER, TIER_COPIER, HICACHE_CLIENT),
+)
+
+
+def watched_of(names: Iterable[str]) -> tuple[Watched, ...]:
+    """What the rows of these names mean, for whoever has but a recorder; a name of nobody's is left out."""
+    found = {row.name: row for row in _NAMED}
+    ranks = {int(told[1]) for name in names if (told := re.match(r"rank(\d+)\.", name))}
+    found |= {row.name: row for rank in ranks for row in rank_rows(rank)}
+    return tuple(found[name] for name in names if name in found)

@@ -9,10 +9,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from sluice_engine import hooks
 from sluice_engine.errors import EngineError
 from sluice_engine.lease.thread import LeaseThread
 from sluice_engine.server import build_server
-from sluice_protocol.codec import decode_reader_message, encode_source_hello, encode_source_message
+from sluice_protocol.codec import decode_reader_message, encode_source_hello, encode_source_messages
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import SCHEMA_VERSION, Refused
 from sluice_protocol.lease import Lease, LeaseEffect, LeaseEvent, LeaseProtocolError, LeaseRole
@@ -26,6 +27,7 @@ from sluice_protocol.source import (
     RecordName,
     Released,
     SourceHello,
+    SourceMessage,
 )
 from sluice_protocol.v1 import source_pb2, source_pb2_grpc
 
@@ -34,6 +36,8 @@ ReadRecords = Callable[[tuple[RecordName, ...]], AsyncIterator[RecordBytes]]
 
 # A stream that says nothing is no lease.
 OPEN_S = 10.0
+# Messages of a lease that travel together, at most: a grant of a long prompt's chunk has dozens of records.
+MOST_AT_ONCE = 32
 # A peer that takes nothing any more does not take a status either.
 ABORT_S = 2.0
 
@@ -126,6 +130,7 @@ class _SourceLease:
         self._lease = Lease(LeaseRole.SOURCE)
         self._events: asyncio.Queue[tuple[LeaseEvent, Any]] = asyncio.Queue()
         self._granted: list[GrantedRecord] = []
+        self._outbox: list[SourceMessage] = []
         self._ttl: asyncio.TimerHandle | None = None
         self._asked = False
         self._expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -159,12 +164,21 @@ class _SourceLease:
     async def _drive(self) -> None:
         while not self._lease.ended:
             await self._on(*await self._events.get())
+            if self._events.empty() or self._lease.ended or len(self._outbox) >= MOST_AT_ONCE:
+                await self._flush()
+
+    async def _flush(self) -> None:
+        """One gRPC message for all that is to be said: each costs as much as a dozen of ours."""
+        if self._outbox:
+            said, self._outbox = self._outbox, []
+            await self._context.write(encode_source_messages(said))
 
     async def _read(self) -> None:
         """Messages to events, until the stream ends. Whatever cannot be read or understood becomes UNKNOWN and ends it:
         a reader task that died in silence would leave its lease to nobody."""
         try:
             while (message := await self._context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+                hooks.reach("lease.message")
                 self._events.put_nowait(_event_of(decode_reader_message(message)))
             self._events.put_nowait((LeaseEvent.STREAM_ENDED, None))
         except Exception as error:  # bytes that are no message at all come as gRPC's own errors
@@ -188,12 +202,13 @@ class _SourceLease:
         if effect in _SENDS:
             if effect is LeaseEffect.SEND_GRANTED:
                 self._granted.extend(payload.records)
-            await self._context.write(encode_source_message(payload))
+            self._outbox.append(payload)
         elif effect is LeaseEffect.DECIDE:
             self._decide(payload)
         elif effect is LeaseEffect.SEND_RELEASED:
             names = tuple(record.name for record in self._granted)
-            await self._context.write(encode_source_message(Released(names)))
+            self._outbox.append(Released(names))
+            await self._flush()  # while the records are still held: LEASE_ENDED follows
         elif effect is LeaseEffect.SEND_BYTES:
             await self._send_bytes(payload)
         elif effect is LeaseEffect.LEASE_ENDED:
@@ -231,7 +246,8 @@ class _SourceLease:
             return
         try:
             async for data in self._read_records(fetch.records):
-                await self._context.write(encode_source_message(data))
+                self._outbox.append(data)
+                await self._flush()
         except EngineError as error:  # a life that has ended
             self._events.put_nowait((LeaseEvent.UNKNOWN, error))
 

@@ -70,7 +70,7 @@ class LeaseThread:
     def _run(self) -> None:
         self._row.begin(Phase.SERVING)
         asyncio.set_event_loop(self._loop)
-        self._loop.call_soon(self._tick)
+        self._loop.call_soon(self._guard, self._tick)
         try:
             self._loop.run_forever()
         finally:
@@ -82,4 +82,4 @@ class LeaseThread:
         self._row.tick()
         self._row.count(Field.COUNT_A, self.counters["unknown_messages"])
         self._row.count(Field.COUNT_B, len(self.rooms.sources) + len(self.rooms.readers))
-        self._loop.call_later(TICK_S, self._tick)
+        self._loop.call_later(TICK_S, self._guard, self._tick)

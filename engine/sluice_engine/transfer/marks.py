@@ -29,12 +29,12 @@ class SidecarMarks:
         return unrecorded(name) if self._recorder is None else self._recorder.row(name)
 
     def polled(self, puller: Puller, now: float) -> None:
-        """After each turn of the poller, on its thread. The puller's own deadlines end a READ that does not end, so
-        that a peer's fault never looks like this thread's."""
+        """After each turn of the poller, on its thread. The puller ends a READ that does not end, by a deadline of its
+        own: until that has passed nothing counts as pending, or a peer's fault would look like this thread's."""
         row = self.poller
         row.tick()
         row.progress(sum(puller.counters[name] for name in _MOVES))
-        row.pending(sum(_is_waited_for(pull) for pull in puller.pulls))
+        row.pending(sum(_is_waited_for(pull) and now >= pull.deadline for pull in puller.pulls))
         if self._recorder is not None and now - self._mirrored >= MIRROR_S:
             self._mirrored = now
             self._recorder.mirror(Blob.TRANSFERS, describe(puller, now))

@@ -99,21 +99,30 @@ def plan_pieces(
 
 def check_items(items: Iterable[PullItem], sources: Shapes, destinations: Shapes) -> None:
     """Raises PlanRejected with the first thing that is wrong."""
+    limits: dict[RecordKind, tuple[int, int]] = {}
     seen: set[tuple[RecordKind, int]] = set()
     for item in items:
-        source, ours = sources.get(item.kind), destinations.get(item.kind)
-        if source is None or ours is None:
-            where = "source" if source is None else "destination"
-            raise PlanRejected("PoolMissing", f"the {where} has no pool of {item.kind.value} records")
-        _check_shapes(source, ours)
-        for side, record, shape in (("source", item.source, source), ("destination", item.destination, ours)):
-            if not 0 <= record < shape.num_records:
-                raise PlanRejected(
-                    "RecordOutOfRange", f"{side} {item.kind.value} record {record} of {shape.num_records}"
-                )
-        if (item.kind, item.destination) in seen:
-            raise PlanRejected("DuplicateDestination", f"{item.kind.value} record {item.destination} twice")
-        seen.add((item.kind, item.destination))
+        kind = item.kind
+        if kind not in limits:
+            limits[kind] = _limits(kind, sources.get(kind), destinations.get(kind))
+        theirs, ours = limits[kind]
+        if not (0 <= item.source < theirs and 0 <= item.destination < ours):
+            side, record, count = "source", item.source, theirs
+            if 0 <= record < count:
+                side, record, count = "destination", item.destination, ours
+            raise PlanRejected("RecordOutOfRange", f"{side} {kind.value} record {record} of {count}")
+        if (kind, item.destination) in seen:
+            raise PlanRejected("DuplicateDestination", f"{kind.value} record {item.destination} twice")
+        seen.add((kind, item.destination))
+
+
+def _limits(kind: RecordKind, source: PoolShape | None, ours: PoolShape | None) -> tuple[int, int]:
+    """How many records there are on each side. Raises PlanRejected where they cannot be exchanged."""
+    if source is None or ours is None:
+        where = "source" if source is None else "destination"
+        raise PlanRejected("PoolMissing", f"the {where} has no pool of {kind.value} records")
+    _check_shapes(source, ours)
+    return source.num_records, ours.num_records
 
 
 def _check_shapes(source: PoolShape, ours: PoolShape) -> None:

@@ -84,10 +84,13 @@ class Poller:
                 hooks.reach("sidecar.poll")
                 self._turn()
         except BaseException as error:
+            self._marks.poller.end(failed=True)
             self._died(error)
 
     def _turn(self) -> None:
         wait = self._puller.idle_for(time.monotonic())
+        if wait > 0 and self._puller.help_verify():
+            wait = 0.0
         reports: list[Report] = []
         try:
             command = self._inbox.get(timeout=wait) if wait > 0 else self._inbox.get_nowait()

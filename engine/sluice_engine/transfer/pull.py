@@ -45,6 +45,11 @@ class Flight:
     handle: Handle
     piece: Piece
 
+    @property
+    def records(self) -> tuple[RecordAt, ...]:
+        """Where it may still land."""
+        return tuple((item.kind, item.destination) for item in self.piece.touches)
+
 
 @dataclass(slots=True)
 class Pull:
@@ -71,10 +76,7 @@ class Pull:
 
     @property
     def in_flight_records(self) -> tuple[RecordAt, ...]:
-        """Where the piece in flight may still land."""
-        if self.flight is None:
-            return ()
-        return tuple((item.kind, item.destination) for item in self.flight.piece.touches)
+        return () if self.flight is None else self.flight.records
 
     @property
     def owed_bytes(self) -> int:

@@ -28,7 +28,6 @@ from sluice_protocol.source import SourceHello
 
 # Nothing to do: how long until the next look.
 IDLE_S = 0.25
-_PROGRESS = ("pieces_posted", "pieces_done", "pieces_failed", "records_verified")
 
 
 class Puller:
@@ -50,7 +49,7 @@ class Puller:
         self._filling: dict[RecordAt, int] = {}
         self._events: list[PullEvent] = []
         self._serial = 0
-        # When something moved last, and whether it did in the last tick.
+        # When something moved last, and whether anything was done in the last tick.
         self._moved = 0.0
         self._busy = False
         self.counters: Counter[str] = Counter()
@@ -120,7 +119,7 @@ class Puller:
 
     def tick(self, now: float) -> list[PullEvent]:
         """One turn: at most one post, no waiting. Returns what happened since the last turn."""
-        before = self._progress
+        self._busy = False
         self._take_verdicts(now)
         for pull in [*self._pulls.values(), *self._ghosts]:
             if pull.flight is not None:
@@ -131,7 +130,6 @@ class Puller:
         for serial, items in self._to_verify:
             self._verifier.submit(serial, items)
         self._to_verify.clear()
-        self._busy = self._progress != before
         self._events += self._stranded.due(now)
         events, self._events = self._events, []
         return events
@@ -148,11 +146,14 @@ class Puller:
             return 50e-6 if self.allowance is None else 5e-3
         return self._settings.zombie_poll_s if self._ghosts else IDLE_S
 
-    # -- questions -------------------------------------------------------------------------------------------------
+    def help_verify(self) -> bool:
+        """Check one record here, for at most as long as a piece is digested, if there is nothing to move meanwhile.
 
-    @property
-    def _progress(self) -> tuple[int, ...]:
-        return tuple(self.counters[name] for name in _PROGRESS)
+        For a caller whose thread has nothing else to do. Its verdict comes with the next tick."""
+        moving = any(pull.flight is not None for pull in self._pulls.values()) or self._next_to_post() is not None
+        return not moving and self._verifier.help()
+
+    # -- questions -------------------------------------------------------------------------------------------------
 
     @property
     def pulls(self) -> list[Pull]:
@@ -198,7 +199,7 @@ class Puller:
 
     def _take_verdicts(self, now: float) -> None:
         for verdict in self._verifier.collect():
-            self._moved = now
+            self._moved, self._busy = now, True
             self.counters["records_verified"] += 1
             self.counters["records_digested"] += verdict.digested
             pull = self._by_serial.get(verdict.serial)
@@ -234,15 +235,16 @@ class Puller:
     def _land(self, pull: Pull, outcome: Outcome, now: float) -> None:
         """The handle is terminal: only now it is released."""
         assert pull.flight is not None
-        records, piece = pull.in_flight_records, pull.flight.piece
-        self._transfer.release(pull.flight.handle)
-        pull.flight, self._moved = None, now
+        flight = pull.flight
+        piece = flight.piece
+        self._transfer.release(flight.handle)
+        pull.flight, self._moved, self._busy = None, now, True
         self._sources.land(piece)
         self.counters["pieces_done" if outcome is DONE else "pieces_failed"] += 1
         self.counters["bytes"] += piece.nbytes if outcome is DONE else 0
         if pull.state is PullState.ZOMBIE:
-            self._stranded.end(records)
-            self._events.append(StrandedEnded(pull.lease_id, records))
+            self._stranded.end(flight.records)
+            self._events.append(StrandedEnded(pull.lease_id, flight.records))
             self._drop(pull)
         elif pull.state is PullState.SETTLE:
             self._end(pull, ())
@@ -263,7 +265,7 @@ class Puller:
             self._fail(pull, Failure(error.reason, str(error)), now)
             return
         pull.queue.popleft()
-        pull.flight, self._moved = Flight(handle, piece), now
+        pull.flight, self._moved, self._busy = Flight(handle, piece), now, True
         self._sources.post(piece)
         self.counters["pieces_posted"] += 1
         if self.allowance is not None:

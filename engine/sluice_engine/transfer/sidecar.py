@@ -77,7 +77,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
     parent = os.getppid()
     try:
         server.run(poller, lambda: os.getppid() == parent)
-    except Exception as error:
+    except BaseException as error:
+        marks.socket.end(failed=True)
         end_process(EXIT_THREAD_DIED, "SocketLoopDied", repr(error))
     end_process(EXIT_OK, "ParentGone")
 
@@ -109,7 +110,7 @@ def build(
     sources = None if spec.role is SidecarRole.READER else map_pools(memory_fd, layouts, plan, writable=False)
     transfer = NixlTransfer(nixl, name, spec.key, destinations, sources)
     pools = destinations or {}
-    return transfer, Puller(transfer, pools, ThreadVerifier(pools, spec.verify), spec.puller), lane
+    return transfer, Puller(transfer, pools, ThreadVerifier(pools, spec.verify, marks.verifier), spec.puller), lane
 
 
 def describe(spec: SidecarSpec, transfer: NixlTransfer, lane: LaneReport) -> SidecarHello:

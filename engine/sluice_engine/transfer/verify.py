@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from sluice_engine import hooks
+from sluice_engine.health.layout import Phase
+from sluice_engine.health.recorder import Row, unrecorded
 from sluice_engine.pool import Pools, RecordPool
 from sluice_engine.step import PullItem
 from sluice_engine.transfer.contract import Failure
-from sluice_records import RecordKind, TrailerError
+from sluice_engine.transfer.plan import PIECE_BYTES
+from sluice_records import RecordKind, Trailer, TrailerError
 
 
 class VerifyLevel(StrEnum):
@@ -40,21 +44,25 @@ class Verdict:
 
 
 def check_trailer(pool: RecordPool, item: PullItem) -> Failure | None:
+    granted = Trailer(pool.layout.format_id, item.identity, item.source_generation, item.valid_tokens, item.digest)
+    return None if pool.has_trailer(item.destination, granted) else _explain(pool, item, granted)
+
+
+def _explain(pool: RecordPool, item: PullItem, granted: Trailer) -> Failure:
+    """Which field of a trailer that is not the granted one differs first."""
     try:
-        trailer = pool.trailer(item.destination)
+        found = pool.trailer(item.destination)
     except TrailerError as error:
         return _mismatch("TrailerMismatch", item, str(error))
-    told = (
-        ("FormatMismatch", trailer.format_id, pool.layout.format_id),
-        ("GenerationMismatch", trailer.generation, item.source_generation),
-        ("IdentityMismatch", trailer.identity.hex(), item.identity.hex()),
-        ("ValidTokensMismatch", trailer.valid_tokens, item.valid_tokens),
-        ("DigestMismatch", trailer.digest, item.digest),
+    fields = (
+        ("FormatMismatch", found.format_id, granted.format_id),
+        ("GenerationMismatch", found.generation, granted.generation),
+        ("IdentityMismatch", found.identity.hex(), granted.identity.hex()),
+        ("ValidTokensMismatch", found.valid_tokens, granted.valid_tokens),
+        ("DigestMismatch", found.digest, granted.digest),
     )
-    for reason, found, granted in told:
-        if found != granted:
-            return _mismatch(reason, item, f"trailer says {found}, granted was {granted}")
-    return None
+    reason, told, wanted = next(field for field in fields if field[1] != field[2])
+    return _mismatch(reason, item, f"trailer says {told}, granted was {wanted}")
 
 
 def check_digest(pool: RecordPool, item: PullItem) -> Failure | None:
@@ -75,7 +83,21 @@ class Verifier(Protocol):
         """Verdicts since the last call; never waits. Raises what ended the verifier, if anything did."""
         ...
 
+    def help(self) -> bool:
+        """Check one record that waits, in the caller's thread, for at most as long as a piece is digested. False:
+        there was none. Its verdict comes with `collect`."""
+        ...
+
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """`due`: the digest too."""
+
+    serial: int
+    item: PullItem
+    due: bool
 
 
 class _Checker:
@@ -83,12 +105,18 @@ class _Checker:
         self._pools, self._policy = pools, policy
         self._pages = 0
 
-    def check(self, serial: int, item: PullItem) -> Verdict:
+    def plan(self, serial: int, items: Sequence[PullItem]) -> list[_Check]:
+        """In one thread only: it counts pages."""
+        return [_Check(serial, item, self._is_due(item)) for item in items]
+
+    def check(self, asked: _Check) -> Verdict:
+        """In any thread."""
+        item = asked.item
         pool = self._pools[item.kind]
-        failure, due = check_trailer(pool, item), self._is_due(item)
-        if failure is None and due:
+        failure = check_trailer(pool, item)
+        if failure is None and asked.due:
             failure = check_digest(pool, item)
-        return Verdict(serial, item, failure, due)
+        return Verdict(asked.serial, item, failure, asked.due)
 
     def _is_due(self, item: PullItem) -> bool:
         if item.kind is not RecordKind.PAGE or self._policy.level is VerifyLevel.FULL:
@@ -102,14 +130,17 @@ class SliceVerifier:
 
     def __init__(self, pools: Pools, policy: VerifyPolicy = VerifyPolicy(), records_per_call: int = 4) -> None:
         self._checker, self._slice = _Checker(pools, policy), records_per_call
-        self._waiting: deque[tuple[int, PullItem]] = deque()
+        self._waiting: deque[_Check] = deque()
 
     def submit(self, serial: int, items: Sequence[PullItem]) -> None:
-        self._waiting.extend((serial, item) for item in items)
+        self._waiting.extend(self._checker.plan(serial, items))
 
     def collect(self) -> list[Verdict]:
         count = min(self._slice, len(self._waiting))
-        return [self._checker.check(*self._waiting.popleft()) for _ in range(count)]
+        return [self._checker.check(self._waiting.popleft()) for _ in range(count)]
+
+    def help(self) -> bool:
+        return False
 
     def close(self) -> None:
         self._waiting.clear()
@@ -118,33 +149,58 @@ class SliceVerifier:
 class ThreadVerifier:
     """In a thread of its own: numpy sums without the interpreter's lock, so copying goes on meanwhile."""
 
-    def __init__(self, pools: Pools, policy: VerifyPolicy = VerifyPolicy()) -> None:
+    def __init__(self, pools: Pools, policy: VerifyPolicy = VerifyPolicy(), row: Row | None = None) -> None:
         self._checker = _Checker(pools, policy)
-        self._asked: queue.SimpleQueue[tuple[int, PullItem] | None] = queue.SimpleQueue()
-        self._told: queue.SimpleQueue[Verdict | Exception] = queue.SimpleQueue()
+        self._row = row or unrecorded("sidecar.verifier")
+        # Deques need no lock. One wake for all that is submitted at once, for a wake costs more than a trailer's check.
+        self._asked: deque[_Check] = deque()
+        self._told: deque[Verdict | BaseException] = deque()
+        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._can_help = all(pool.layout.record_bytes <= PIECE_BYTES for pool in pools.values())
         self._thread = threading.Thread(target=self._run, name="sluice-verify", daemon=True)
         self._thread.start()
 
     def submit(self, serial: int, items: Sequence[PullItem]) -> None:
-        for item in items:
-            self._asked.put((serial, item))
+        self._asked += self._checker.plan(serial, items)
+        self._wake.put(True)
 
     def collect(self) -> list[Verdict]:
         verdicts: list[Verdict] = []
-        while not self._told.empty():
-            told = self._told.get()
-            if isinstance(told, Exception):
+        while self._told:
+            told = self._told.popleft()
+            if isinstance(told, BaseException):
                 raise told
             verdicts.append(told)
         return verdicts
 
+    def help(self) -> bool:
+        return self._can_help and self._check_one()
+
     def close(self) -> None:
-        self._asked.put(None)
+        self._wake.put(False)
         self._thread.join()
 
     def _run(self) -> None:
+        row, checked = self._row, 0
+        row.begin(Phase.IDLE)
         try:
-            while (asked := self._asked.get()) is not None:
-                self._told.put(self._checker.check(*asked))
-        except Exception as error:
-            self._told.put(error)
+            while self._wake.get():
+                row.enter(Phase.VERIFYING)
+                row.pending(1)
+                hooks.reach("sidecar.verify")
+                while self._check_one():
+                    checked += 1
+                    row.progress(checked)
+                row.pending(0)
+                row.enter(Phase.IDLE)
+        except BaseException as error:
+            row.end(failed=True)
+            self._told.append(error)
+
+    def _check_one(self) -> bool:
+        try:
+            asked = self._asked.popleft()
+        except IndexError:
+            return False
+        self._told.append(self._checker.check(asked))
+        return True

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsluice_protocol/v1/engine.proto\x12\tsluice.v1\"\x10\n\x0eInspectRequest\"\x1c\n\x0cInspectReply\x12\x0c\n\x04json\x18\x01 \x01(\x0c\",\n\x12\x45ngineHelloRequest\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\"\xae\x02\n\x10\x45ngineHelloReply\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x41\n\x0b\x66ingerprint\x18\x03 \x03(\x0b\x32,.sluice.v1.EngineHelloReply.FingerprintEntry\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x05 \x01(\r\x12\x13\n\x0bpage_tokens\x18\x06 \x01(\r\x12\x16\n\x0esource_address\x18\x07 \x01(\t\x12\x0b\n\x03pid\x18\x08 \x01(\r\x12\x12\n\nvocab_size\x18\t \x01(\r\x1a\x32\n\x10\x46ingerprintEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xfd\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x36\n\nlogit_bias\x18\x08 \x03(\x0b\x32\".sluice.v1.Sampling.LogitBiasEntry\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x0e\n\x06\x63hoice\x18\n \x01(\r\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x12\n\nmax_tokens\x18\x0c \x01(\r\x12\x19\n\x0ctop_logprobs\x18\r \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0f\n\r_top_logprobs\"\xb7\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngateway_id\x18\x02 \x01(\t\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x12\n\noutput_ids\x18\x04 \x03(\r\x12%\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.sluice.v1.Sampling\x12\x16\n\x0esource_address\x18\x06 \x01(\t\x12\x15\n\rtrace_context\x18\x07 \x01(\t\"\x90\x01\n\rGenerateEvent\x12\'\n\x08\x61\x64mitted\x18\x01 \x01(\x0b\x32\x13.sluice.v1.AdmittedH\x00\x12+\n\x07refused\x18\x02 \x01(\x0b\x32\x18.sluice.v1.EngineRefusedH\x00\x12!\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x10.sluice.v1.EndedH\x00\x42\x06\n\x04kind\"\x1a\n\x08\x41\x64mitted\x12\x0e\n\x06stream\x18\x01 \x01(\r\"G\n\rEngineRefused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\"\x82\x01\n\x05\x45nded\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x1f\n\x05route\x18\x06 \x01(\x0b\x32\x10.sluice.v1.Route\"s\n\x05Route\x12\x13\n\x0bprefill_pid\x18\x01 \x01(\r\x12\x12\n\ndecode_pid\x18\x02 \x01(\r\x12\x0f\n\x07records\x18\x03 \x01(\r\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x11\n\ttransport\x18\x05 \x01(\t\x12\x0e\n\x06\x63hunks\x18\x06 \x01(\r\"#\n\rAttachRequest\x12\x12\n\ngateway_id\x18\x01 \x01(\t\"w\n\nTokenBatch\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0f\n\x07streams\x18\x02 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12*\n\x08logprobs\x18\x05 \x03(\x0b\x32\x18.sluice.v1.TokenLogprobs\"V\n\rTokenLogprobs\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0f\n\x07top_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"\r\n\x0bLoadRequest\"\xf9\x01\n\tLoadReply\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x13\n\x0bmax_running\x18\x04 \x01(\r\x12\x12\n\nfree_pages\x18\x05 \x01(\r\x12\x13\n\x0btotal_pages\x18\x06 \x01(\r\x12\x18\n\x10oldest_waiting_s\x18\x07 \x01(\x02\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\x12\r\n\x05\x65mpty\x18\t \x01(\x08\x12\x13\n\x0bquarantined\x18\n \x01(\x08\x12\x13\n\x0bstep_p95_ms\x18\x0b \x01(\x02\x12\x12\n\nblock_keys\x18\x0c \x03(\x0c\x32\xc3\x02\n\x06\x45ngine\x12\x43\n\x05Hello\x12\x1d.sluice.v1.EngineHelloRequest\x1a\x1b.sluice.v1.EngineHelloReply\x12\x42\n\x08Generate\x12\x1a.sluice.v1.GenerateRequest\x1a\x18.sluice.v1.GenerateEvent0\x01\x12;\n\x06\x41ttach\x12\x18.sluice.v1.AttachRequest\x1a\x15.sluice.v1.TokenBatch0\x01\x12\x34\n\x04Load\x12\x16.sluice.v1.LoadRequest\x1a\x14.sluice.v1.LoadReply\x12=\n\x07Inspect\x12\x19.sluice.v1.InspectRequest\x1a\x17.sluice.v1.InspectReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fsluice_protocol/v1/engine.proto\x12\tsluice.v1\"\x10\n\x0eInspectRequest\"\x1c\n\x0cInspectReply\x12\x0c\n\x04json\x18\x01 \x01(\x0c\",\n\x12\x45ngineHelloRequest\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\"\xc6\x02\n\x10\x45ngineHelloReply\x12\x16\n\x0eschema_version\x18\x01 \x01(\r\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x41\n\x0b\x66ingerprint\x18\x03 \x03(\x0b\x32,.sluice.v1.EngineHelloReply.FingerprintEntry\x12\x13\n\x0bincarnation\x18\x04 \x01(\t\x12\x1a\n\x12max_context_tokens\x18\x05 \x01(\r\x12\x13\n\x0bpage_tokens\x18\x06 \x01(\r\x12\x16\n\x0esource_address\x18\x07 \x01(\t\x12\x0b\n\x03pid\x18\x08 \x01(\r\x12\x12\n\nvocab_size\x18\t \x01(\r\x12\x16\n\x0ehealth_address\x18\n \x01(\t\x1a\x32\n\x10\x46ingerprintEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xfd\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_p\x18\x02 \x01(\x02\x12\r\n\x05top_k\x18\x03 \x01(\r\x12\r\n\x05min_p\x18\x04 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x36\n\nlogit_bias\x18\x08 \x03(\x0b\x32\".sluice.v1.Sampling.LogitBiasEntry\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x0e\n\x06\x63hoice\x18\n \x01(\r\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x12\n\nmax_tokens\x18\x0c \x01(\r\x12\x19\n\x0ctop_logprobs\x18\r \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x0f\n\r_top_logprobs\"\xc7\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngateway_id\x18\x02 \x01(\t\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x12\n\noutput_ids\x18\x04 \x03(\r\x12%\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.sluice.v1.Sampling\x12\x16\n\x0esource_address\x18\x06 \x01(\t\x12\x15\n\rtrace_context\x18\x07 \x01(\t\x12\x0e\n\x06stream\x18\x08 \x01(\r\"m\n\rGenerateReply\x12+\n\x07refused\x18\x02 \x01(\x0b\x32\x18.sluice.v1.EngineRefusedH\x00\x12!\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x10.sluice.v1.EndedH\x00\x42\x06\n\x04kindJ\x04\x08\x01\x10\x02\"G\n\rEngineRefused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\x12\x16\n\x0eretry_after_ms\x18\x03 \x01(\r\"\x82\x01\n\x05\x45nded\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\r\n\x05\x65rror\x18\x04 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x1f\n\x05route\x18\x06 \x01(\x0b\x32\x10.sluice.v1.Route\"s\n\x05Route\x12\x13\n\x0bprefill_pid\x18\x01 \x01(\r\x12\x12\n\ndecode_pid\x18\x02 \x01(\r\x12\x0f\n\x07records\x18\x03 \x01(\r\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x11\n\ttransport\x18\x05 \x01(\t\x12\x0e\n\x06\x63hunks\x18\x06 \x01(\r\"#\n\rAttachRequest\x12\x12\n\ngateway_id\x18\x01 \x01(\t\"w\n\nTokenBatch\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0f\n\x07streams\x18\x02 \x03(\r\x12\x0e\n\x06\x63ounts\x18\x03 \x03(\r\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12*\n\x08logprobs\x18\x05 \x03(\x0b\x32\x18.sluice.v1.TokenLogprobs\"V\n\rTokenLogprobs\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0f\n\x07top_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\"\r\n\x0bLoadRequest\"\xf9\x01\n\tLoadReply\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x0f\n\x07running\x18\x02 \x01(\r\x12\x0f\n\x07waiting\x18\x03 \x01(\r\x12\x13\n\x0bmax_running\x18\x04 \x01(\r\x12\x12\n\nfree_pages\x18\x05 \x01(\r\x12\x13\n\x0btotal_pages\x18\x06 \x01(\r\x12\x18\n\x10oldest_waiting_s\x18\x07 \x01(\x02\x12\x10\n\x08\x64raining\x18\x08 \x01(\x08\x12\r\n\x05\x65mpty\x18\t \x01(\x08\x12\x13\n\x0bquarantined\x18\n \x01(\x08\x12\x13\n\x0bstep_p95_ms\x18\x0b \x01(\x02\x12\x12\n\nblock_keys\x18\x0c \x03(\x0c\x32\xc1\x02\n\x06\x45ngine\x12\x43\n\x05Hello\x12\x1d.sluice.v1.EngineHelloRequest\x1a\x1b.sluice.v1.EngineHelloReply\x12@\n\x08Generate\x12\x1a.sluice.v1.GenerateRequest\x1a\x18.sluice.v1.GenerateReply\x12;\n\x06\x41ttach\x12\x18.sluice.v1.AttachRequest\x1a\x15.sluice.v1.TokenBatch0\x01\x12\x34\n\x04Load\x12\x16.sluice.v1.LoadRequest\x1a\x14.sluice.v1.LoadReply\x12=\n\x07Inspect\x12\x19.sluice.v1.InspectRequest\x1a\x17.sluice.v1.InspectReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,35 +42,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENGINEHELLOREQUEST']._serialized_start=94
   _globals['_ENGINEHELLOREQUEST']._serialized_end=138
   _globals['_ENGINEHELLOREPLY']._serialized_start=141
-  _globals['_ENGINEHELLOREPLY']._serialized_end=443
-  _globals['_ENGINEHELLOREPLY_FINGERPRINTENTRY']._serialized_start=393
-  _globals['_ENGINEHELLOREPLY_FINGERPRINTENTRY']._serialized_end=443
-  _globals['_SAMPLING']._serialized_start=446
-  _globals['_SAMPLING']._serialized_end=827
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=762
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=810
-  _globals['_GENERATEREQUEST']._serialized_start=830
-  _globals['_GENERATEREQUEST']._serialized_end=1013
-  _globals['_GENERATEEVENT']._serialized_start=1016
-  _globals['_GENERATEEVENT']._serialized_end=1160
-  _globals['_ADMITTED']._serialized_start=1162
-  _globals['_ADMITTED']._serialized_end=1188
-  _globals['_ENGINEREFUSED']._serialized_start=1190
-  _globals['_ENGINEREFUSED']._serialized_end=1261
-  _globals['_ENDED']._serialized_start=1264
-  _globals['_ENDED']._serialized_end=1394
-  _globals['_ROUTE']._serialized_start=1396
-  _globals['_ROUTE']._serialized_end=1511
-  _globals['_ATTACHREQUEST']._serialized_start=1513
-  _globals['_ATTACHREQUEST']._serialized_end=1548
-  _globals['_TOKENBATCH']._serialized_start=1550
-  _globals['_TOKENBATCH']._serialized_end=1669
-  _globals['_TOKENLOGPROBS']._serialized_start=1671
-  _globals['_TOKENLOGPROBS']._serialized_end=1757
-  _globals['_LOADREQUEST']._serialized_start=1759
-  _globals['_LOADREQUEST']._serialized_end=1772
-  _globals['_LOADREPLY']._serialized_start=1775
-  _globals['_LOADREPLY']._serialized_end=2024
-  _globals['_ENGINE']._serialized_start=2027
-  _globals['_ENGINE']._serialized_end=2350
+  _globals['_ENGINEHELLOREPLY']._serialized_end=467
+  _globals['_ENGINEHELLOREPLY_FINGERPRINTENTRY']._serialized_start=417
+  _globals['_ENGINEHELLOREPLY_FINGERPRINTENTRY']._serialized_end=467
+  _globals['_SAMPLING']._serialized_start=470
+  _globals['_SAMPLING']._serialized_end=851
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=786
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=834
+  _globals['_GENERATEREQUEST']._serialized_start=854
+  _globals['_GENERATEREQUEST']._serialized_end=1053
+  _globals['_GENERATEREPLY']._serialized_start=1055
+  _globals['_GENERATEREPLY']._serialized_end=1164
+  _globals['_ENGINEREFUSED']._serialized_start=1166
+  _globals['_ENGINEREFUSED']._serialized_end=1237
+  _globals['_ENDED']._serialized_start=1240
+  _globals['_ENDED']._serialized_end=1370
+  _globals['_ROUTE']._serialized_start=1372
+  _globals['_ROUTE']._serialized_end=1487
+  _globals['_ATTACHREQUEST']._serialized_start=1489
+  _globals['_ATTACHREQUEST']._serialized_end=1524
+  _globals['_TOKENBATCH']._serialized_start=1526
+  _globals['_TOKENBATCH']._serialized_end=1645
+  _globals['_TOKENLOGPROBS']._serialized_start=1647
+  _globals['_TOKENLOGPROBS']._serialized_end=1733
+  _globals['_LOADREQUEST']._serialized_start=1735
+  _globals['_LOADREQUEST']._serialized_end=1748
+  _globals['_LOADREPLY']._serialized_start=1751
+  _globals['_LOADREPLY']._serialized_end=2000
+  _globals['_ENGINE']._serialized_start=2003
+  _globals['_ENGINE']._serialized_end=2324
 # @@protoc_insertion_point(module_scope)

@@ -104,6 +104,7 @@ class EngineHelloReply(_message.Message):
     SOURCE_ADDRESS_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
+    HEALTH_ADDRESS_FIELD_NUMBER: _builtins.int
     schema_version: _builtins.int
     role: _builtins.str
     """prefill | decode | unified"""
@@ -114,6 +115,8 @@ class EngineHelloReply(_message.Message):
     """where readers open leases; empty in role unified"""
     pid: _builtins.int
     vocab_size: _builtins.int
+    health_address: _builtins.str
+    """where its supervisor answers /status, also while the engine is stuck; may be empty"""
     @_builtins.property
     def fingerprint(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -128,10 +131,11 @@ class EngineHelloReply(_message.Message):
         source_address: _builtins.str = ...,
         pid: _builtins.int = ...,
         vocab_size: _builtins.int = ...,
+        health_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "incarnation", b"incarnation", "max_context_tokens", b"max_context_tokens", "page_tokens", b"page_tokens", "pid", b"pid", "role", b"role", "schema_version", b"schema_version", "source_address", b"source_address", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "health_address", b"health_address", "incarnation", b"incarnation", "max_context_tokens", b"max_context_tokens", "page_tokens", b"page_tokens", "pid", b"pid", "role", b"role", "schema_version", b"schema_version", "source_address", b"source_address", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -231,6 +235,7 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     SOURCE_ADDRESS_FIELD_NUMBER: _builtins.int
     TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     gateway_id: _builtins.str
     """the Attach stream that gets the tokens"""
@@ -238,6 +243,8 @@ class GenerateRequest(_message.Message):
     """the pair's prefill engine; empty in role unified"""
     trace_context: _builtins.str
     """W3C traceparent; empty: not traced"""
+    stream: _builtins.int
+    """names this request in TokenBatch: chosen by the gateway, of no other request of its that runs"""
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -256,24 +263,22 @@ class GenerateRequest(_message.Message):
         sampling: Global___Sampling | None = ...,
         source_address: _builtins.str = ...,
         trace_context: _builtins.str = ...,
+        stream: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "output_ids", b"output_ids", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "source_address", b"source_address", "trace_context", b"trace_context"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "output_ids", b"output_ids", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "source_address", b"source_address", "stream", b"stream", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
-class GenerateEvent(_message.Message):
+class GenerateReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    ADMITTED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def admitted(self) -> Global___Admitted: ...
     @_builtins.property
     def refused(self) -> Global___EngineRefused: ...
     @_builtins.property
@@ -281,39 +286,18 @@ class GenerateEvent(_message.Message):
     def __init__(
         self,
         *,
-        admitted: Global___Admitted | None = ...,
         refused: Global___EngineRefused | None = ...,
         ended: Global___Ended | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "ended", b"ended", "kind", b"kind", "refused", b"refused"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "kind", b"kind", "refused", b"refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted", b"admitted", "ended", b"ended", "kind", b"kind", "refused", b"refused"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "kind", b"kind", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["admitted", "refused", "ended"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["refused", "ended"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
-Global___GenerateEvent: _TypeAlias = GenerateEvent  # noqa: Y015
-
-@_typing.final
-class Admitted(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STREAM_FIELD_NUMBER: _builtins.int
-    stream: _builtins.int
-    """names this request in TokenBatch"""
-    def __init__(
-        self,
-        *,
-        stream: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Admitted: _TypeAlias = Admitted  # noqa: Y015
+Global___GenerateReply: _TypeAlias = GenerateReply  # noqa: Y015
 
 @_typing.final
 class EngineRefused(_message.Message):

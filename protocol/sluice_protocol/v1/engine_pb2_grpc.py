@@ -39,10 +39,10 @@ class EngineStub:
                 request_serializer=sluice__protocol_dot_v1_dot_engine__pb2.EngineHelloRequest.SerializeToString,
                 response_deserializer=sluice__protocol_dot_v1_dot_engine__pb2.EngineHelloReply.FromString,
                 _registered_method=True)
-        self.Generate = channel.unary_stream(
+        self.Generate = channel.unary_unary(
                 '/sluice.v1.Engine/Generate',
                 request_serializer=sluice__protocol_dot_v1_dot_engine__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=sluice__protocol_dot_v1_dot_engine__pb2.GenerateEvent.FromString,
+                response_deserializer=sluice__protocol_dot_v1_dot_engine__pb2.GenerateReply.FromString,
                 _registered_method=True)
         self.Attach = channel.unary_stream(
                 '/sluice.v1.Engine/Attach',
@@ -71,7 +71,7 @@ class EngineServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """One stream per request; the request lives exactly as long as it. Carries its status, never its tokens.
+        """One call per request; the request lives exactly as long as it. Answers when it ends, and never with its tokens.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,10 +105,10 @@ def add_EngineServicer_to_server(servicer, server):
                     request_deserializer=sluice__protocol_dot_v1_dot_engine__pb2.EngineHelloRequest.FromString,
                     response_serializer=sluice__protocol_dot_v1_dot_engine__pb2.EngineHelloReply.SerializeToString,
             ),
-            'Generate': grpc.unary_stream_rpc_method_handler(
+            'Generate': grpc.unary_unary_rpc_method_handler(
                     servicer.Generate,
                     request_deserializer=sluice__protocol_dot_v1_dot_engine__pb2.GenerateRequest.FromString,
-                    response_serializer=sluice__protocol_dot_v1_dot_engine__pb2.GenerateEvent.SerializeToString,
+                    response_serializer=sluice__protocol_dot_v1_dot_engine__pb2.GenerateReply.SerializeToString,
             ),
             'Attach': grpc.unary_stream_rpc_method_handler(
                     servicer.Attach,
@@ -174,12 +174,12 @@ class Engine:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
+        return grpc.experimental.unary_unary(
             request,
             target,
             '/sluice.v1.Engine/Generate',
             sluice__protocol_dot_v1_dot_engine__pb2.GenerateRequest.SerializeToString,
-            sluice__protocol_dot_v1_dot_engine__pb2.GenerateEvent.FromString,
+            sluice__protocol_dot_v1_dot_engine__pb2.GenerateReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,8 +32,8 @@ class EngineStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> EngineAsyncStub: ...
     Hello: _grpc.UnaryUnaryMultiCallable[_engine_pb2.EngineHelloRequest, _engine_pb2.EngineHelloReply]
-    Generate: _grpc.UnaryStreamMultiCallable[_engine_pb2.GenerateRequest, _engine_pb2.GenerateEvent]
-    """One stream per request; the request lives exactly as long as it. Carries its status, never its tokens."""
+    Generate: _grpc.UnaryUnaryMultiCallable[_engine_pb2.GenerateRequest, _engine_pb2.GenerateReply]
+    """One call per request; the request lives exactly as long as it. Answers when it ends, and never with its tokens."""
     Attach: _grpc.UnaryStreamMultiCallable[_engine_pb2.AttachRequest, _engine_pb2.TokenBatch]
     """One stream per gateway and engine: the tokens of a whole step in one message."""
     Load: _grpc.UnaryUnaryMultiCallable[_engine_pb2.LoadRequest, _engine_pb2.LoadReply]
@@ -44,8 +44,8 @@ class EngineStub:
 class EngineAsyncStub(EngineStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Hello: _aio.UnaryUnaryMultiCallable[_engine_pb2.EngineHelloRequest, _engine_pb2.EngineHelloReply]  # type: ignore[assignment]
-    Generate: _aio.UnaryStreamMultiCallable[_engine_pb2.GenerateRequest, _engine_pb2.GenerateEvent]  # type: ignore[assignment]
-    """One stream per request; the request lives exactly as long as it. Carries its status, never its tokens."""
+    Generate: _aio.UnaryUnaryMultiCallable[_engine_pb2.GenerateRequest, _engine_pb2.GenerateReply]  # type: ignore[assignment]
+    """One call per request; the request lives exactly as long as it. Answers when it ends, and never with its tokens."""
     Attach: _aio.UnaryStreamMultiCallable[_engine_pb2.AttachRequest, _engine_pb2.TokenBatch]  # type: ignore[assignment]
     """One stream per gateway and engine: the tokens of a whole step in one message."""
     Load: _aio.UnaryUnaryMultiCallable[_engine_pb2.LoadRequest, _engine_pb2.LoadReply]  # type: ignore[assignment]
@@ -65,8 +65,8 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _engine_pb2.GenerateRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_engine_pb2.GenerateEvent], _abc.AsyncIterator[_engine_pb2.GenerateEvent]]:
-        """One stream per request; the request lives exactly as long as it. Carries its status, never its tokens."""
+    ) -> _typing.Union[_engine_pb2.GenerateReply, _abc.Awaitable[_engine_pb2.GenerateReply]]:
+        """One call per request; the request lives exactly as long as it. Answers when it ends, and never with its tokens."""
 
     @_abc_1.abstractmethod
     def Attach(

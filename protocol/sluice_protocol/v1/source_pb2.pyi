@@ -327,6 +327,28 @@ class Fetch(_message.Message):
 Global___Fetch: _TypeAlias = Fetch  # noqa: Y015
 
 @_typing.final
+class SourceMessages(_message.Message):
+    """At least one: what the source has to say at once, in order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceMessage]: ...
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___SourceMessage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SourceMessages: _TypeAlias = SourceMessages  # noqa: Y015
+
+@_typing.final
 class SourceMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -42,7 +42,7 @@ class SourceStub:
         self.Lease = channel.stream_stream(
                 '/sluice.v1.Source/Lease',
                 request_serializer=sluice__protocol_dot_v1_dot_source__pb2.ReaderMessage.SerializeToString,
-                response_deserializer=sluice__protocol_dot_v1_dot_source__pb2.SourceMessage.FromString,
+                response_deserializer=sluice__protocol_dot_v1_dot_source__pb2.SourceMessages.FromString,
                 _registered_method=True)
 
 
@@ -72,7 +72,7 @@ def add_SourceServicer_to_server(servicer, server):
             'Lease': grpc.stream_stream_rpc_method_handler(
                     servicer.Lease,
                     request_deserializer=sluice__protocol_dot_v1_dot_source__pb2.ReaderMessage.FromString,
-                    response_serializer=sluice__protocol_dot_v1_dot_source__pb2.SourceMessage.SerializeToString,
+                    response_serializer=sluice__protocol_dot_v1_dot_source__pb2.SourceMessages.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -128,7 +128,7 @@ class Source:
             target,
             '/sluice.v1.Source/Lease',
             sluice__protocol_dot_v1_dot_source__pb2.ReaderMessage.SerializeToString,
-            sluice__protocol_dot_v1_dot_source__pb2.SourceMessage.FromString,
+            sluice__protocol_dot_v1_dot_source__pb2.SourceMessages.FromString,
             options,
             channel_credentials,
             insecure,

@@ -32,13 +32,13 @@ class SourceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SourceAsyncStub: ...
     Hello: _grpc.UnaryUnaryMultiCallable[_source_pb2.SourceHelloRequest, _source_pb2.SourceHelloReply]
-    Lease: _grpc.StreamStreamMultiCallable[_source_pb2.ReaderMessage, _source_pb2.SourceMessage]
+    Lease: _grpc.StreamStreamMultiCallable[_source_pb2.ReaderMessage, _source_pb2.SourceMessages]
 
 @_typing.type_check_only
 class SourceAsyncStub(SourceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Hello: _aio.UnaryUnaryMultiCallable[_source_pb2.SourceHelloRequest, _source_pb2.SourceHelloReply]  # type: ignore[assignment]
-    Lease: _aio.StreamStreamMultiCallable[_source_pb2.ReaderMessage, _source_pb2.SourceMessage]  # type: ignore[assignment]
+    Lease: _aio.StreamStreamMultiCallable[_source_pb2.ReaderMessage, _source_pb2.SourceMessages]  # type: ignore[assignment]
 
 class SourceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -53,6 +53,6 @@ class SourceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request_iterator: _MaybeAsyncIterator[_source_pb2.ReaderMessage],
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_source_pb2.SourceMessage], _abc.AsyncIterator[_source_pb2.SourceMessage]]: ...
+    ) -> _typing.Union[_abc.Iterator[_source_pb2.SourceMessages], _abc.AsyncIterator[_source_pb2.SourceMessages]]: ...
 
 def add_SourceServicer_to_server(servicer: SourceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -8,13 +8,16 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-from sluice_engine import log
+from sluice_engine import hooks, log
 from sluice_engine.errors import SpecError
+from sluice_engine.health.recorder import Recorder, RecorderError
+from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.log import LogFormat
-from sluice_engine.processes import settle_heap
+from sluice_engine.processes import die_with_parent, settle_heap
 from sluice_engine.tracing import make_tracer
 from sluice_gateway.app import create_app
 from sluice_gateway.client import grpc_factory
@@ -48,6 +51,10 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--log", type=LogFormat, choices=list(LogFormat), default=LogFormat.HUMAN)
     parser.add_argument("--otlp", default="", metavar="URL", help="where traces go; see docs/observability.md")
     parser.add_argument("--ready-file", type=Path, help="gets the line that stdout gets when ready to accept")
+    parser.add_argument("--recorder", type=Path, help="flight recorder of the supervisor (sluice_gateway.supervised)")
+    parser.add_argument("--supervisor", default="", metavar="URL", help="where that one answers; for the status page")
+    parser.add_argument("--parent", type=int, default=0, help="end when this process ends")
+    parser.add_argument("--faults", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.fleet_file is not None and any(getattr(arguments, role) for role in Role):
         parser.error("--fleet-file and --prefill/--decode/--unified exclude each other")
@@ -72,12 +79,25 @@ def make_settings(arguments: argparse.Namespace) -> Settings:
         outage_s=arguments.outage_s,
         max_body_bytes=arguments.max_body_bytes,
         shutdown_s=arguments.shutdown_s,
+        supervisor=arguments.supervisor,
         sampling_defaults=sampling_defaults(read_config(config), str(config)),
     )
 
 
 def keys_of(fingerprint: Fingerprint, tokens: tuple[int, ...], page_tokens: int) -> tuple[bytes, ...]:
     return block_keys(fingerprint.digest, tokens, page_tokens)
+
+
+def join_supervisor(arguments: argparse.Namespace) -> Recorder | None:
+    """Its recorder; None where nobody watches. Raises RecorderError, FileNotFoundError, SpecError."""
+    if arguments.parent:
+        die_with_parent(arguments.parent)
+    if arguments.faults:
+        hooks.arm(arguments.faults)
+    if arguments.recorder is None:
+        return None
+    answer_with_stacks(arguments.recorder.parent, "gateway")
+    return Recorder.attach(arguments.recorder)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,16 +107,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings, tokenizer = make_settings(arguments), load_tokenizer(arguments.tokenizer)
         key = "" if arguments.key_file is None else arguments.key_file.read_text().strip()
+        recorder = join_supervisor(arguments)
         sock = listen(arguments.listen)
         tracer = make_tracer(arguments.otlp, "gateway", settings.gateway_id[:8])
-    except (OSError, ValueError, TokenizerError, FleetError, SpecError) as error:
+    except (OSError, ValueError, TokenizerError, FleetError, SpecError, RecorderError) as error:
         print(f"sluice_gateway: {error}", file=sys.stderr)
         return 2
-    app = create_app(settings, tokenizer, lambda address: grpc_factory(address, key), block_keys=keys_of, tracer=tracer)
+    engines = partial(grpc_factory, key=key)
+    app = create_app(settings, tokenizer, engines, block_keys=keys_of, tracer=tracer, recorder=recorder)
 
     def on_ready() -> None:
         settle_heap()
-        line = json.dumps({"url": url_of(sock), "pid": os.getpid()})
+        line = json.dumps({"event": "ready", "url": url_of(sock), "pid": os.getpid()})
         print(line, flush=True)
         if arguments.ready_file is not None:
             fresh = arguments.ready_file.with_suffix(".new")

@@ -96,7 +96,10 @@ class Choice:
                 self._faults = self._faults.with_progress()
             culprit = culprit_of(result, placement.pair)
             repeat = self._faults.repeats(culprit)
-            step = judge(result, self._track.finished, self._tries, self._spent, self._ask.fault_budget, repeat)
+            victims = self._faults.with_fault(culprit).victims
+            step = judge(
+                result, self._track.finished, self._tries, self._spent, self._ask.fault_budget, repeat, victims
+            )
             if isinstance(step, Done):
                 self._track.end(step.reason)
                 return self._outcome(result, placement), step.reason
@@ -130,7 +133,7 @@ class Choice:
             self._story.first_token()
             self._dispatcher.prefilled(placement)
 
-        return await placement.decode.attempt(request, self._track.push, on_first)
+        return await placement.decode.attempt(request, self._track.push, on_first, placement.prefill)
 
     def _waiting_again(self, ticket: Ticket, placement: Placement, delay_s: float, blamed: frozenset[str]) -> Waiting:
         hello = placement.pair.decode.hello

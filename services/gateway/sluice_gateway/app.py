@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sluice_engine.health.recorder import Recorder
 from sluice_engine.tracing import NO_TRACER, Tracer
 from sluice_gateway.dispatch import Clock
 from sluice_gateway.endpoints import Endpoints
@@ -23,6 +24,7 @@ from sluice_gateway.gateway import Gateway
 from sluice_gateway.respond import ClientGone
 from sluice_gateway.route import BlockKeys, no_keys
 from sluice_gateway.settings import Settings
+from sluice_gateway.status_page import StatusPage
 from sluice_gateway.tokenizer import Tokenizer
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -39,9 +41,10 @@ def create_app(
     new_id: Callable[[], str] = lambda: uuid4().hex,
     block_keys: BlockKeys = no_keys,
     tracer: Tracer = NO_TRACER,
+    recorder: Recorder | None = None,
 ) -> FastAPI:
     """`app.state.gateway` is the Gateway. The links live from the application's start-up to its shutdown."""
-    gateway = Gateway(settings, tokenizer, clients, clock, random or Random(), block_keys, tracer)
+    gateway = Gateway(settings, tokenizer, clients, clock, random or Random(), block_keys, tracer, recorder)
     endpoints = Endpoints(gateway, wall, new_id)
 
     @asynccontextmanager
@@ -54,7 +57,7 @@ def create_app(
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, title="Sluice gateway", redirect_slashes=False)
     app.state.gateway = gateway
-    _add_routes(app, endpoints)
+    _add_routes(app, endpoints, StatusPage(gateway.board, settings.api_keys))
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(ClientGone, _nobody)
     app.add_exception_handler(HTTPException, _http_error)
@@ -62,7 +65,7 @@ def create_app(
     return app
 
 
-def _add_routes(app: FastAPI, endpoints: Endpoints) -> None:
+def _add_routes(app: FastAPI, endpoints: Endpoints, status: StatusPage) -> None:
     table: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/chat/completions", endpoints.chat),
         ("POST", "/v1/completions", endpoints.completions),
@@ -71,6 +74,9 @@ def _add_routes(app: FastAPI, endpoints: Endpoints) -> None:
         ("GET", "/livez", endpoints.livez),
         ("GET", "/readyz", endpoints.readyz),
         ("GET", "/health", endpoints.health),
+        ("GET", "/status", status.page),
+        ("GET", "/status/now", status.now),
+        ("GET", "/status/events", status.events),
     ]
     for method, path, handler in table:
         app.add_route(path, handler, methods=[method], include_in_schema=False)

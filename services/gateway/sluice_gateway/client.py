@@ -14,7 +14,7 @@ from sluice_protocol.generate import (
     MAX_MESSAGE_BYTES,
     SCHEMA_VERSION,
     EngineHello,
-    GenerateEvent,
+    GenerateReply,
     GenerateRequest,
     Load,
     TokenBatch,
@@ -103,11 +103,10 @@ class GrpcGenerate:
         self._cancelled = True
         self._call.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[GenerateEvent]:
-        """A cancel of ours ends the iteration; gRPC reports it as CancelledError in the reader."""
+    async def reply(self) -> GenerateReply | None:
+        """gRPC reports a cancel of ours as CancelledError in whoever waits."""
         try:
-            async for message in self._call:
-                yield codec.decode_generate_event(message)
+            return codec.decode_generate_reply(await self._call)
         except grpc.aio.AioRpcError as error:
             raise EngineLost(f"{self._address}: {error.code().name}: {error.details()}") from error
         except codec.MalformedMessage as error:
@@ -116,6 +115,7 @@ class GrpcGenerate:
             lost = _unless_cancelled(self._address)
             if not self._cancelled:
                 raise lost from error
+            return None
         finally:
             self._call.cancel()
 

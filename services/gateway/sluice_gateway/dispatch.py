@@ -67,10 +67,17 @@ class Dispatcher:
         self._reason: NoRoute | None = None
         self._next_order = 0
         self.running = 0
+        self.dispatched = 0
 
     @property
     def queued(self) -> int:
         return len(self._tickets)
+
+    def placeable(self) -> int:
+        """Choices that wait though one of them could go now: none, but between a change and its pump."""
+        waiting = [ticket.waiting for ticket in self._tickets]
+        step = next_dispatch(waiting, self._views(), self._clock(), 0, self._block_keys) if waiting else None
+        return len(waiting) if isinstance(step, Dispatch) else 0
 
     def usable(self) -> NoRoute | None:
         """None when some pair could take work, at once or later; else why not."""
@@ -193,6 +200,7 @@ class Dispatcher:
             placement.prefill = self._links[step.pair.prefill.member.address]
             placement.prefill_epoch = placement.prefill.begin()
         self.running += 1
+        self.dispatched += 1
         ticket.future.set_result(placement)
 
     def _expire(self, now: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
-from sluice_protocol.generate import EngineHello, GenerateEvent, GenerateRequest, Load, TokenBatch
+from sluice_protocol.generate import EngineHello, GenerateReply, GenerateRequest, Load, TokenBatch
 
 
 class EngineLost(Exception):
@@ -13,9 +13,11 @@ class EngineLost(Exception):
 
 
 class GenerateCall(Protocol):
-    """One try in flight. Iteration ends quietly after `cancel`, and raises `EngineLost` when the engine goes away."""
+    """One try in flight."""
 
-    def __aiter__(self) -> AsyncIterator[GenerateEvent]: ...
+    async def reply(self) -> GenerateReply | None:
+        """At its end, once. None after a `cancel`; raises `EngineLost` when the engine goes away."""
+        ...
 
     def cancel(self) -> None:
         """End the work on the engine. May be called at any time, any number of times."""

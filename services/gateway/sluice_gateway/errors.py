@@ -9,7 +9,9 @@ import orjson
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """`status` is the HTTP status; `kind`, `param` and `code` are OpenAI's `type`, `param` and `code`."""
+    """`status` is the HTTP status; `kind`, `param` and `code` are OpenAI's `type`, `param` and `code`.
+
+    `again` False: the same request should not be sent again, which OpenAI's clients do by themselves after a 5xx."""
 
     status: int
     message: str
@@ -17,6 +19,7 @@ class ApiError(Exception):
     param: str | None = None
     code: str | None = None
     retry_after_s: int | None = None
+    again: bool = True
 
     def __str__(self) -> str:
         return self.message
@@ -29,6 +32,8 @@ class ApiError(Exception):
         headers = [(b"content-type", b"application/json")]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(self.retry_after_s).encode()))
+        if not self.again:
+            headers.append((b"x-should-retry", b"false"))
         return headers
 
 
@@ -78,3 +83,17 @@ def unavailable(message: str, code: str = "no_pair", retry_after_s: int = 1) -> 
 
 def internal(message: str = "The gateway failed on this request.", code: str = "internal_error") -> ApiError:
     return ApiError(500, message, "internal_error", code=code)
+
+
+def model_broken(message: str, code: str) -> ApiError:
+    """500: it is the weights, and will be again."""
+    return ApiError(500, message, "internal_error", code=code, again=False)
+
+
+def poison_suspected(victims: int, last: str) -> ApiError:
+    """503: the request may be what ends engines, so nobody should send it again by itself."""
+    message = (
+        f"{victims} engines failed while they ran this request, the last with {last}. The request itself may be what "
+        "ends them: do not send it again unchanged, and look at what the engines said when they ended."
+    )
+    return ApiError(503, message, "service_unavailable_error", code="PoisonSuspected", again=False)

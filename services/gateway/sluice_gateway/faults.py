@@ -42,6 +42,11 @@ class Faults:
         losses = {} if culprit is None else {culprit: self.losses.get(culprit, 0) + 1}
         return Faults(self.in_a_row + 1, {**self.losses, **losses})
 
+    @property
+    def victims(self) -> int:
+        """Engines' lives that a fault was put down to."""
+        return len(self.losses)
+
     def with_progress(self) -> Faults:
         return replace(self, in_a_row=0)
 

@@ -8,14 +8,18 @@ from dataclasses import asdict, replace
 from random import Random
 from typing import Any
 
+from sluice_engine.health.recorder import Recorder
 from sluice_engine.tracing import NO_TRACER, Tracer
 from sluice_gateway import errors
 from sluice_gateway.answer import Ask, Choice, Outcome
+from sluice_gateway.board import StatusBoard
 from sluice_gateway.counters import Counters
 from sluice_gateway.detokenize import Pieces
 from sluice_gateway.dispatch import Clock, Dispatcher
 from sluice_gateway.engine import ClientFactory
+from sluice_gateway.fleet import load_report
 from sluice_gateway.jobs import Job, output_budget
+from sluice_gateway.marks import TURN_S, GatewayMarks
 from sluice_gateway.members import Members, watch_fleet
 from sluice_gateway.requests import ChatRequest, CompletionRequest, Limits, Options
 from sluice_gateway.route import BlockKeys, Wanted
@@ -43,8 +47,10 @@ class Gateway:
         random: Random,
         block_keys: BlockKeys,
         tracer: Tracer = NO_TRACER,
+        recorder: Recorder | None = None,
     ) -> None:
         self.settings = settings
+        self.marks = GatewayMarks(recorder)
         self.tokenizer = tokenizer
         self.tracer = tracer
         self.pieces = Pieces(tokenizer)
@@ -52,23 +58,42 @@ class Gateway:
         self.random = random
         self.stopping = False
         self._clock = clock
-        self.members = Members(clients, settings.gateway_id, self._changed, settings.timings)
+        self.members = Members(clients, settings.gateway_id, self._changed, settings.timings, self._has_pair)
         self.dispatcher = Dispatcher(
             self.members.links, clock, settings.max_queued, settings.outage_s, random, block_keys
         )
+        self.board = StatusBoard(self.report, settings.supervisor, clock)
         self._watcher: asyncio.Task[None] | None = None
+        self._turn: asyncio.TimerHandle | None = None
         self._running: set[asyncio.Task[Any]] = set()
 
     def _changed(self) -> None:
         self.dispatcher.changed()
 
+    def _has_pair(self) -> bool:
+        return self.dispatcher.usable() is None
+
     async def start(self) -> None:
+        self.marks.begin()
+        self._take_turn()
         self.members.set_fleet(self.settings.fleet)
         if self.settings.fleet_file is not None:
             watching = watch_fleet(self.settings.fleet_file, self.members.set_fleet, self.settings.fleet_poll_s)
             self._watcher = asyncio.create_task(watching, name="fleet file")
 
+    def _take_turn(self) -> None:
+        """For ever. An event loop logs the error of a callback and forgets it: that would be a silent end."""
+        try:
+            self.marks.turn(self.dispatcher.placeable(), self.dispatcher.dispatched, self.report)
+        except Exception:
+            self.marks.end(failed=True)
+            raise
+        self._turn = asyncio.get_running_loop().call_later(TURN_S, self._take_turn)
+
     async def close(self) -> None:
+        if self._turn is not None:
+            self._turn.cancel()
+            self.marks.end()
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
@@ -119,7 +144,10 @@ class Gateway:
         async def inline(work: Callable[[], Any]) -> Any:
             return work()
 
-        return asyncio.to_thread if size > THREAD_CHARACTERS else inline
+        def in_pool(work: Callable[[], Any]) -> Any:
+            return self.marks.tokenize(size, work)
+
+        return in_pool if size > THREAD_CHARACTERS else inline
 
     def _job(
         self,
@@ -227,10 +255,13 @@ class Gateway:
                 "pid": link.view.hello.pid if link.view.hello else None,
                 "trouble": link.view.unusable,
                 "suspect": link.view.suspect,
+                "health": "" if link.last_hello is None else link.last_hello.health_address,
+                "load": load_report(link.view.load),
             }
             for link in self.members.links.values()
         ]
         return {
+            "model": self.settings.model_name,
             "ready": not self.not_ready(),
             "reason": self.not_ready(),
             "queued": self.dispatcher.queued,

@@ -9,16 +9,21 @@ from dataclasses import dataclass, replace
 
 from sluice_gateway.engine import ClientFactory, EngineClient, EngineLost
 from sluice_gateway.fleet import Engine, Member
-from sluice_gateway.reasons import ENGINE_LOST
+from sluice_gateway.reasons import ENGINE_LOST, SOURCE_LOST
 from sluice_gateway.session import Lost, Push, Session, Try, TryResult
-from sluice_protocol.generate import Admitted, EngineHello, GenerateRequest, Refused
+from sluice_protocol.generate import EngineHello, GenerateRequest, Refused
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Timings:
+    """`load_timeout_s`: an engine whose Load takes longer gets no new work. `sick_s`: one that does not answer, or is
+    not ready, loses what runs on it after so long, when another pair can take it."""
+
     load_every_s: float = 0.2
+    load_timeout_s: float = 1.5
+    sick_s: float = 3.0
     tokens_timeout_s: float = 15.0
     first_backoff_s: float = 0.05
     most_backoff_s: float = 1.0
@@ -27,11 +32,18 @@ class Timings:
 class Link:
     """`run` keeps the connection up for as long as it is not cancelled; `on_change` is called when `view` changed.
 
-    `last_hello` is that of the last life that was usable, also while nobody is there.
+    `last_hello` is that of the last life that was usable, also while nobody is there. `leaning`: tries on other
+    engines that wait for this one's prefill. `elsewhere`: whether some pair without this engine could take work.
     """
 
     def __init__(
-        self, member: Member, clients: ClientFactory, gateway_id: str, on_change: Callable[[], None], timings: Timings
+        self,
+        member: Member,
+        clients: ClientFactory,
+        gateway_id: str,
+        on_change: Callable[[], None],
+        timings: Timings,
+        elsewhere: Callable[[], bool] = lambda: False,
     ) -> None:
         self.member = member
         self._clients = clients
@@ -43,6 +55,9 @@ class Link:
         self._suspect = False
         self._poll_now = asyncio.Event()
         self._epoch = 0
+        self._elsewhere = elsewhere
+        self._sick_since: float | None = None
+        self.leaning: set[Try] = set()
         self.view = Engine(member, trouble="NotConnected")
         self.last_hello: EngineHello | None = None
 
@@ -104,7 +119,7 @@ class Link:
         raise EngineLost(f"{self.member.address}: the Attach stream ended")
 
     async def _poll(self, session: Session) -> None:
-        """A Load that does not come stops new work; only the end of Attach ends what runs.
+        """A Load that does not come stops new work; what runs goes elsewhere in a while, if there is an elsewhere.
 
         The engine sends an empty batch first: then its tokens have a way here, and not before.
         """
@@ -112,17 +127,33 @@ class Link:
         while True:
             self._since_poll = 0
             self._suspect = False
+            asked_at = asyncio.get_running_loop().time()
             try:
-                load = await session.client.load()
-            except EngineLost as error:
-                self._show(replace(self.view, trouble=f"NoLoad: {error}"))
+                async with asyncio.timeout(self._timings.load_timeout_s):
+                    load = await session.client.load()
+            except (EngineLost, TimeoutError) as error:
+                self._show(replace(self.view, trouble=f"NoLoad: {str(error) or 'it does not answer'}"))
             else:
                 if load.incarnation != session.hello.incarnation:
                     raise EngineLost(f"{self.member.address}: restarted as {load.incarnation}")
                 self._session = session
                 self.last_hello = session.hello
                 self._show(Engine(self.member, session.hello, load, self._since_poll, suspect=self._suspect))
+            self._fail_over(session, asked_at)
             await self._pause()
+
+    def _fail_over(self, session: Session, asked_at: float) -> None:
+        """A stuck engine ends nothing by itself, and its supervisor takes its budget before it does: nobody should wait
+        for that who need not. Who drains finishes what it has."""
+        load = self.view.load
+        is_sick = bool(self.view.trouble) or (load is not None and load.quarantined and not load.draining)
+        since = self._sick_since = (self._sick_since or asked_at) if is_sick else None
+        if since is None or asyncio.get_running_loop().time() - since < self._timings.sick_s or not self._elsewhere():
+            return
+        why = f"{self.member.address}: {self.view.unusable}"
+        session.fail_all(Lost(ENGINE_LOST, why))
+        for attempt in list(self.leaning):
+            attempt.fail(Lost(SOURCE_LOST, why))
 
     async def _pause(self) -> None:
         """Not `wait_for`: it loses a cancel that comes together with the event (Python < 3.12)."""
@@ -145,21 +176,33 @@ class Link:
             self._epoch += 1
             self._show(Engine(self.member, trouble=why))
 
-    async def attempt(self, request: GenerateRequest, push: Push, on_first: Callable[[], None]) -> TryResult:
-        """One try. Leaving it, by whatever way, ends the work on the engine."""
+    async def attempt(
+        self, request: GenerateRequest, push: Push, on_first: Callable[[], None], source: Link | None = None
+    ) -> TryResult:
+        """One try. Leaving it, by whatever way, ends the work on the engine. `source`: the link to the engine that
+        prefills for it."""
         session = self._session
         if session is None:
             return Lost(ENGINE_LOST, f"{self.member.address}: {self.view.trouble}")
-        attempt = Try(session.client.generate(request), push, on_first)
-        session.tries.add(attempt)
+
+        def first() -> None:
+            if source is not None:
+                source.leaning.discard(attempt)
+            on_first()
+
+        attempt = session.begin(request, push, first)
+        if source is not None:
+            source.leaning.add(attempt)
         try:
-            return await self._follow(session, attempt)
+            return await self._follow(attempt)
         except EngineLost as error:
             if self._session is session:
                 self.suspect()
             return attempt.lost or Lost(ENGINE_LOST, str(error))
         finally:
             session.end(attempt)
+            if source is not None:
+                source.leaning.discard(attempt)
 
     def suspect(self) -> None:
         """A broken try is often the first sign of a death: others go first until a Load that was asked for after it."""
@@ -168,13 +211,11 @@ class Link:
             self._poll_now.set()
             self._show(replace(self.view, suspect=True))
 
-    async def _follow(self, session: Session, attempt: Try) -> TryResult:
-        async for event in attempt.call:
-            if isinstance(event, Admitted):
-                session.admit(attempt, event.stream)
-            elif isinstance(event, Refused):
-                return event
-            else:
-                lost = await attempt.wait_for(event.num_tokens, self._timings.tokens_timeout_s)
-                return lost or event
-        return attempt.lost or Lost(ENGINE_LOST, f"{self.member.address}: the Generate stream ended early")
+    async def _follow(self, attempt: Try) -> TryResult:
+        reply = await attempt.call.reply()
+        if reply is None:
+            return attempt.lost or Lost(ENGINE_LOST, f"{self.member.address}: the Generate call was cancelled")
+        if isinstance(reply, Refused):
+            return reply
+        lost = await attempt.wait_for(reply.num_tokens, self._timings.tokens_timeout_s)
+        return lost or reply

@@ -19,13 +19,19 @@ class Members:
     """Owns the links and the tasks that keep them up. A member that leaves loses its tries, which are retried."""
 
     def __init__(
-        self, clients: ClientFactory, gateway_id: str, on_change: Callable[[], None], timings: Timings
+        self,
+        clients: ClientFactory,
+        gateway_id: str,
+        on_change: Callable[[], None],
+        timings: Timings,
+        elsewhere: Callable[[], bool] = lambda: False,
     ) -> None:
         self.links: dict[str, Link] = {}
         self._clients = clients
         self._gateway_id = gateway_id
         self._on_change = on_change
         self._timings = timings
+        self._elsewhere = elsewhere
         self._tasks: dict[Member, asyncio.Task[None]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -39,7 +45,7 @@ class Members:
             del self.links[member.address]
         for member in fleet.members:
             if member not in self._tasks:
-                link = Link(member, self._clients, self._gateway_id, self._on_change, self._timings)
+                link = Link(member, self._clients, self._gateway_id, self._on_change, self._timings, self._elsewhere)
                 self.links[member.address] = link
                 self._tasks[member] = asyncio.create_task(link.run(), name=f"link {member.address}")
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from sluice_gateway.engine import EngineClient, EngineLost
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import (
-    Admitted,
     Ended,
     EndReason,
     EngineHello,
-    GenerateEvent,
+    GenerateReply,
     GenerateRequest,
     Load,
     Refused,
@@ -27,7 +26,7 @@ from sluice_protocol.sampling import TokenLogprobs
 NextToken = Callable[[Sequence[int], int], int]
 """(prompt ids, position in the output) to token: a pure function, so that a retry goes on with the same text."""
 
-Events = asyncio.Queue[GenerateEvent | EngineLost | None]
+Replies = asyncio.Queue[GenerateReply | EngineLost | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +44,15 @@ class _Sequence:
     request: GenerateRequest
     stream: int
     fault: Fault | None
-    events: Events
+    replies: Replies
     made: int = 0
     quiet: bool = False
 
 
 @dataclass(eq=False)
 class MemoryEngine:
-    """One engine process. `faults` and `refusals` are used up by the next tries, in order. `gate` holds the steps."""
+    """One engine process. `faults` and `refusals` are used up by the next tries, in order. `gate` holds the steps, and
+    `voice` the answers to Load."""
 
     role: Role
     next_token: NextToken
@@ -76,6 +76,8 @@ class MemoryEngine:
     def __post_init__(self) -> None:
         self.gate = asyncio.Event()
         self.gate.set()
+        self.voice = asyncio.Event()
+        self.voice.set()
         self.running: dict[int, _Sequence] = {}
         self._attached: dict[str, asyncio.Queue[TokenBatch | None]] = {}
         self._next_stream = 0
@@ -114,7 +116,7 @@ class MemoryEngine:
         """Everything that is open breaks; nothing answers until `revive`."""
         self.alive = False
         for sequence in self.running.values():
-            sequence.events.put_nowait(EngineLost("the engine died"))
+            sequence.replies.put_nowait(EngineLost("the engine died"))
         self.running.clear()
         for queue in self._attached.values():
             queue.put_nowait(None)
@@ -124,23 +126,22 @@ class MemoryEngine:
         self.alive = True
         self.life += 1
 
-    def open(self, request: GenerateRequest) -> tuple[_Sequence | None, Events]:
-        events: Events = asyncio.Queue()
+    def open(self, request: GenerateRequest) -> tuple[_Sequence | None, Replies]:
+        replies: Replies = asyncio.Queue()
         if not self.alive:
-            events.put_nowait(EngineLost("nobody listens"))
-            return None, events
+            replies.put_nowait(EngineLost("nobody listens"))
+            return None, replies
         self.requests.append(request)
         refusal = self._refusal(request)
         if refusal is not None:
-            events.put_nowait(refusal)
-            return None, events
+            replies.put_nowait(refusal)
+            return None, replies
         self._next_stream += 1
         fault = self.faults.popleft() if self.faults else None
-        sequence = _Sequence(request, self._next_stream, fault, events)
+        sequence = _Sequence(request, self._next_stream, fault, replies)
         self.running[sequence.stream] = sequence
-        events.put_nowait(Admitted(sequence.stream))
         self._work.set()
-        return sequence, events
+        return sequence, replies
 
     def _refusal(self, request: GenerateRequest) -> Refused | None:
         if self.refusals:
@@ -180,7 +181,7 @@ class MemoryEngine:
             if sequence.quiet or self._strike(sequence) or not self.alive:
                 continue
             token = self._token(sequence)
-            row = (sequence.stream, token, self._logprobs(sequence, token))
+            row = (sequence.request.stream, token, self._logprobs(sequence, token))
             rows.setdefault(sequence.request.gateway_id, []).append(row)
             self._end(sequence, token)
         for gateway_id, batch in rows.items():
@@ -230,8 +231,7 @@ class MemoryEngine:
 
     def _finish(self, sequence: _Sequence, ended: Ended) -> None:
         self.running.pop(sequence.stream, None)
-        sequence.events.put_nowait(ended)
-        sequence.events.put_nowait(None)
+        sequence.replies.put_nowait(ended)
 
 
 def _batch(step: int, rows: list[tuple[int, int, TokenLogprobs | None]]) -> TokenBatch:
@@ -247,20 +247,18 @@ def _batch(step: int, rows: list[tuple[int, int, TokenLogprobs | None]]) -> Toke
 class _MemoryCall:
     def __init__(self, engine: MemoryEngine, request: GenerateRequest) -> None:
         self._engine = engine
-        self._sequence, self._events = engine.open(request)
+        self._sequence, self._replies = engine.open(request)
 
     def cancel(self) -> None:
         if self._sequence is not None:
             self._engine.close(self._sequence)
-        self._events.put_nowait(None)
+        self._replies.put_nowait(None)
 
-    async def __aiter__(self) -> AsyncIterator[GenerateEvent]:
-        while (event := await self._events.get()) is not None:
-            if isinstance(event, EngineLost):
-                raise event
-            yield event
-            if isinstance(event, Refused):
-                return
+    async def reply(self) -> GenerateReply | None:
+        reply = await self._replies.get()
+        if isinstance(reply, EngineLost):
+            raise reply
+        return reply
 
 
 class MemoryClient:
@@ -272,7 +270,7 @@ class MemoryClient:
         return self._answering().hello
 
     async def load(self) -> Load:
-        await asyncio.sleep(0)
+        await self._engine.voice.wait()
         return self._answering().load
 
     def _answering(self) -> MemoryEngine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice_gateway.errors import ApiError, internal, invalid, unavailable
+from sluice_gateway.errors import ApiError, invalid, model_broken, poison_suspected, unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ BROKEN = Policy(retry=False, spends=False, status=500)
 
 # Reasons of the gateway itself.
 ENGINE_LOST = "EngineLost"
+SOURCE_LOST = "SourceLost"
 TOKENS_LOST = "TokensLost"
 PREEMPTED = "Preempted"
 DRAINING = "Draining"
@@ -40,12 +41,13 @@ POLICIES: dict[str, Policy] = {
     DRAINING: FREE,
     "Quarantined": FREE,
     "NotAttached": FREE,
+    "StreamTaken": FAULT,
     "AttachLost": FREE,
     "ResourceExhausted": FREE,
     "NoRowFree": FREE,
     "NoPagesFree": FREE,
     "NoStateFree": FREE,
-    "SourceLost": SOURCE_FAULT,
+    SOURCE_LOST: SOURCE_FAULT,
     "LeaseEnded": SOURCE_FAULT,
     "LeaseProtocolError": SOURCE_FAULT,
     "PeerLost": SOURCE_FAULT,
@@ -55,6 +57,7 @@ POLICIES: dict[str, Policy] = {
     "RoomFailed": SOURCE_FAULT,
     "UnknownMessage": SOURCE_FAULT,
     "GenerationMismatch": SOURCE_FAULT,
+    "TransportAway": FREE,
     "TransportLost": FAULT,
     "WrongRole": FAULT,
     "NoSource": FAULT,
@@ -76,15 +79,17 @@ def policy_of(reason: str) -> Policy:
     return POLICIES.get(reason, FAULT)
 
 
-def client_error(reason: str, detail: str, tries: int) -> ApiError:
-    """What the client is told when a request ends with `reason` after `tries` tries."""
+def client_error(reason: str, detail: str, tries: int, victims: int = 0) -> ApiError:
+    """What the client is told when a request ends with `reason` after `tries` tries.
+
+    `victims`: how many engines' lives its faults were put down to."""
     policy = policy_of(reason)
     if policy.status == 400:
         code = "context_length_exceeded" if reason in ("ContextTooLong", "LargerThanPool") else reason
         return invalid(None, f"The engine refused the request: {detail or reason}", code)
     if policy.status == 500:
-        return internal(f"The model made no answer to this request: {detail or reason}.", reason)
-    message = f"The engines could not finish this request after {tries} tries: {reason}" + (
-        f" ({detail})" if detail else ""
-    )
-    return unavailable(message, reason)
+        return model_broken(f"The model made no answer to this request: {detail or reason}.", reason)
+    last = f"{reason} ({detail})" if detail else reason
+    if victims > 1:
+        return poison_suspected(victims, last)
+    return unavailable(f"The engines could not finish this request after {tries} tries: {last}", reason)

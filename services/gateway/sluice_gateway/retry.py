@@ -39,11 +39,18 @@ class GiveUp:
 
 
 def judge(
-    result: TryResult, finished: str | None, tries: int, spent: int, budget: int, repeat: bool = False
+    result: TryResult,
+    finished: str | None,
+    tries: int,
+    spent: int,
+    budget: int,
+    repeat: bool = False,
+    victims: int = 0,
 ) -> Done | Again | GiveUp:
     """`finished`: the finish_reason if the tokens so far end the request already, whatever became of the try.
 
     `repeat`: the fault is one more sight of a death that was paid already (`faults.Faults`), and costs nothing.
+    `victims`: engines' lives that faults were put down to, this one included; two or more, and the request is suspect.
     """
     if finished is not None:
         return Done(finished)
@@ -54,7 +61,7 @@ def judge(
         return GiveUp(client_error(reason, detail, tries))
     spent += policy.spends and not repeat
     if spent > budget:
-        return GiveUp(client_error(reason, detail, tries))
+        return GiveUp(client_error(reason, detail, tries, victims))
     return Again(delay_s, policy.spends or reason in (DRAINING, PREEMPTED), spent, policy.source)
 
 

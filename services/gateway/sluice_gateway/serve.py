@@ -62,6 +62,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """What runs may finish until just before the bound; then it ends with an error that the clients can read."""
+        self._gateway.board.close()
         bound = self._gateway.settings.shutdown_s
         self._stopper = asyncio.get_running_loop().call_later(0.8 * bound, self._gateway.stop)
         try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice_gateway.engine import EngineClient, GenerateCall
 from sluice_gateway.reasons import TOKENS_LOST
-from sluice_protocol.generate import Ended, EngineHello, Refused, TokenBatch
+from sluice_protocol.generate import Ended, EngineHello, GenerateRequest, Refused, TokenBatch
 from sluice_protocol.sampling import TokenLogprobs
 
 logger = logging.getLogger(__name__)
@@ -18,8 +18,8 @@ Logprobs = Sequence[TokenLogprobs | None] | None
 Push = Callable[[Sequence[int], Logprobs], bool]
 """Takes the next tokens of a try, with one logprobs entry each if asked for. True: no more are wanted."""
 
-EARLY_TOKENS = 65_536
-"""Tokens kept, per engine, of streams whose Admitted was not seen yet."""
+STREAMS = 1 << 32
+"""Stream numbers begin anew after so many; no try lives that long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ TryResult = Ended | Refused | Lost
 
 
 class Try:
-    """One Generate call and the tokens that belong to it."""
+    """One Generate call and the tokens that belong to it: those of stream `stream`."""
 
-    def __init__(self, call: GenerateCall, push: Push, on_first: Callable[[], None]) -> None:
+    def __init__(self, call: GenerateCall, stream: int, push: Push, on_first: Callable[[], None]) -> None:
         self.call = call
+        self.stream = stream
         self.received = 0
         self.lost: Lost | None = None
-        self.stream: int | None = None
         self._push = push
         self._on_first = on_first
         self._enough: asyncio.Event | None = None
@@ -86,11 +86,15 @@ class Session:
         self.client = client
         self.hello = hello
         self.attached = asyncio.Event()
-        self.tries: set[Try] = set()
-        self._streams: dict[int, Try] = {}
-        self._early: dict[int, list[tuple[Sequence[int], Logprobs]]] = {}
-        self._num_early = 0
-        self._over: dict[int, None] = {}
+        self._tries: dict[int, Try] = {}
+        self._next_stream = 0
+
+    def begin(self, request: GenerateRequest, push: Push, on_first: Callable[[], None]) -> Try:
+        """Its tokens have their place from here on, however early they come."""
+        stream = self._next_stream = (self._next_stream + 1) % STREAMS
+        call = self.client.generate(replace(request, stream=stream))
+        attempt = self._tries[stream] = Try(call, stream, push, on_first)
+        return attempt
 
     def deliver(self, batch: TokenBatch) -> None:
         tokens, at = batch.tokens, 0
@@ -99,37 +103,14 @@ class Session:
             row = tokens[at : at + count]
             logprobs = None if by_index is None else [by_index.get(i) for i in range(at, at + count)]
             at += count
-            attempt = self._streams.get(stream)
-            if attempt is not None:
+            attempt = self._tries.get(stream)
+            if attempt is not None:  # late tokens of an ended try are nobody's
                 attempt.deliver(row, logprobs)
-            elif stream not in self._over:
-                self._keep(stream, row, logprobs)
-
-    def _keep(self, stream: int, row: Sequence[int], logprobs: Logprobs) -> None:
-        """Bounded: the oldest stream goes first; if it turns up after all, its missing tokens fail the try."""
-        self._early.setdefault(stream, []).append((row, logprobs))
-        self._num_early += len(row)
-        while self._num_early > EARLY_TOKENS:
-            oldest = next(iter(self._early))
-            self._num_early -= sum(len(rows) for rows, _ in self._early.pop(oldest))
-
-    def admit(self, attempt: Try, stream: int) -> None:
-        attempt.stream = stream
-        self._streams[stream] = attempt
-        for row, logprobs in self._early.pop(stream, ()):
-            self._num_early -= len(row)
-            attempt.deliver(row, logprobs)
 
     def end(self, attempt: Try) -> None:
-        """Late tokens of an ended stream are dropped; the memory of such streams is bounded."""
-        self.tries.discard(attempt)
         attempt.call.cancel()
-        if attempt.stream is not None:
-            self._streams.pop(attempt.stream, None)
-            self._over[attempt.stream] = None
-            if len(self._over) > 4096:
-                del self._over[next(iter(self._over))]
+        self._tries.pop(attempt.stream, None)
 
     def fail_all(self, lost: Lost) -> None:
-        for attempt in list(self.tries):
+        for attempt in list(self._tries.values()):
             attempt.fail(lost)

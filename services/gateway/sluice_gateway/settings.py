@@ -21,6 +21,7 @@ DEFAULT_TIMINGS = Timings()
 class Settings:
     """`api_keys` empty: no key is needed. `slow_client_bytes`: what may wait for one client that does not read.
 
+    `supervisor`: http://HOST:PORT of the gateway's own, for the status page.
     `outage_s`: new requests wait for a fleet that lost its last usable pair this recently.
     """
 
@@ -40,6 +41,7 @@ class Settings:
     max_choices: int = 128
     slow_client_bytes: int = 1024 * 1024
     shutdown_s: float = 10.0
+    supervisor: str = ""
     sampling_defaults: Sampling = SAMPLING_DEFAULTS
     timings: Timings = DEFAULT_TIMINGS
 

@@ -90,7 +90,7 @@ class _Added:
 class FileTokenizer:
     """A byte-level `tokenizer.json`. Plain text is encoded by a second instance that has no added tokens."""
 
-    def __init__(self, document: dict[str, Any], eos_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(self, document: dict[str, Any]) -> None:
         if not _has_byte_level_decoder(document.get("decoder")):
             kind = (document.get("decoder") or {}).get("type")
             raise TokenizerError(f"tokenizer.json: decoder {kind!r} is not supported, only ByteLevel is")
@@ -100,7 +100,7 @@ class FileTokenizer:
         by_text = {added.content: token for token, added in self._added.items()}
         self.markers: Mapping[str, int] = {name: by_text[name] for name in MARKERS if name in by_text}
         self.vocab_size = max(self._raw.get_vocab().values()) + 1
-        self.eos_ids = eos_ids | ({self.markers[EOS]} if EOS in self.markers else frozenset())
+        self.eos_ids = frozenset({self.markers[EOS]} if EOS in self.markers else ())
 
     def encode_plain(self, text: str) -> list[int]:
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
@@ -156,11 +156,26 @@ def load_tokenizer(source: str) -> Tokenizer:
         document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise TokenizerError(f"{path}: {error}") from error
-    eos: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        value = read_config(Path(source) / name).get("eos_token_id")
-        eos.update([value] if isinstance(value, int) else value or ())
-    return FileTokenizer(document, frozenset(eos))
+    tokenizer = FileTokenizer(document)
+    told = {path: read_config(path) for path in (Path(source) / "generation_config.json", Path(source) / "config.json")}
+    vocab_size = told[Path(source) / "config.json"].get("vocab_size")
+    if type(vocab_size) is not int or vocab_size < 1:
+        vocab_size = tokenizer.vocab_size  # a bad one is the engine's to refuse
+    for path, config in told.items():
+        tokenizer.eos_ids |= eos_ids(config.get("eos_token_id"), vocab_size, str(path))
+    return tokenizer
+
+
+def eos_ids(value: object, vocab_size: int, source: str) -> frozenset[int]:
+    """What a config's `eos_token_id` says: a token, a list of tokens, or nothing. Raises TokenizerError."""
+    entries = [] if value is None else value if isinstance(value, list) else [value]
+    for entry in entries:
+        if not isinstance(entry, int) or isinstance(entry, bool) or not 0 <= entry < vocab_size:
+            raise TokenizerError(
+                f"{source}: 'eos_token_id' has {entry!r}, which is no token of this model:"
+                f" give token ids from 0 to {vocab_size - 1}, or leave the field out"
+            )
+    return frozenset(entries)
 
 
 def read_config(path: Path) -> dict[str, Any]:

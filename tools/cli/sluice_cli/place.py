@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 USUAL_PORT = 8000
 # A Unix socket's path has 107 bytes; the longest of ours adds this to the run directory.
@@ -88,25 +90,60 @@ def note_path() -> Path:
     return Path(runtime) / "sluice-up.json"
 
 
-def write_note(url: str, model: str) -> None:
-    """Raises OSError when the place is somebody else's; serving goes on without a note."""
+def state_directory() -> Path:
+    """Of this user: what outlives a `sluice up`."""
+    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(home) / "sluice"
+
+
+@contextlib.contextmanager
+def evidence_directory() -> Iterator[Path]:
+    """A private folder below the state directory, no other `sluice up`'s meanwhile. It outlives this one, and the next
+    finds it again: there are as many as ran at the same time. Raises OSError where none can be made."""
+    base = state_directory()
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        directory = base / ("evidence" if number == 1 else f"evidence-{number}")
+        directory.mkdir(mode=0o700, exist_ok=True)
+        with (directory / LOCK).open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield directory
+            return
+
+
+def write_note(url: str, model: str, *, is_ready: bool = True, services: Sequence[Mapping[str, object]] = ()) -> None:
+    """`services`: what their supervisors announced, for `sluice status`. Raises OSError when the place is somebody
+    else's; serving goes on without a note."""
     path = note_path()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.parent.lstat().st_uid != os.getuid():
         raise PermissionError(f"{path.parent} belongs to somebody else")
     fresh = path.with_suffix(f".{os.getpid()}")
-    fresh.write_text(json.dumps({"url": url, "pid": os.getpid(), "model": model}))
+    note = {"url": url, "pid": os.getpid(), "model": model, "is_ready": is_ready, "services": list(services)}
+    fresh.write_text(json.dumps(note))
     fresh.replace(path)
 
 
-def read_note() -> str:
-    """URL of the `sluice up` that runs here. Raises OSError when there is none."""
+def read_stack() -> dict[str, Any]:
+    """The note of the `sluice up` that runs here: url, pid, model, is_ready, services. Raises OSError when there is
+    none."""
     try:
-        told = json.loads(note_path().read_text())
+        told: dict[str, Any] = json.loads(note_path().read_text())
         os.kill(int(told["pid"]), 0)
-        return str(told["url"])
+        return {"is_ready": True, "services": [], **told, "url": str(told["url"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FileNotFoundError("no `sluice up` of yours runs on this machine") from error
+
+
+def read_note() -> str:
+    """URL of the `sluice up` that serves here. Raises OSError when there is none."""
+    told = read_stack()
+    if not told["is_ready"]:
+        raise FileNotFoundError("your `sluice up` on this machine is still starting")
+    return str(told["url"])
 
 
 def remove_note() -> None:

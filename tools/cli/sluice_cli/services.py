@@ -67,6 +67,11 @@ class Service:
         self._stopping.set()
         self._signal(signal.SIGKILL)
 
+    def condemn(self, cause: str) -> None:
+        """It is past helping: end it now, for this reason, and let it be started again."""
+        self._cause = cause
+        self._signal(signal.SIGKILL)
+
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):

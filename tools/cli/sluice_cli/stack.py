@@ -11,13 +11,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
 from sluice_cli import sample
 from sluice_cli.http import get_json
+from sluice_cli.liveness import look_after
 from sluice_cli.place import remove_note, write_note
 from sluice_cli.services import Event, Service, StartFailed
 from sluice_protocol.generate import Role
@@ -34,7 +35,8 @@ ENGINE_MODULES = {
 @dataclass(frozen=True)
 class StackSpec:
     """`model` None: the scripted one. `engine`: fields of EngineSpec that all engines share. `api_key`: one that works,
-    for the sample question."""
+    for the sample question. `health`: fields of HealthSpec that all services share. `evidence`: a folder
+    that outlives the run directory; None: evidence ends with `sluice up`."""
 
     model: Path | None
     name: str
@@ -44,10 +46,16 @@ class StackSpec:
     api_key: str = ""
     ask_sample: bool = False
     verbose: bool = False
+    health: Mapping[str, object] = field(default_factory=dict)
+    evidence: Path | None = None
 
     def engine_spec(self, role: Role, name: str, run_dir: Path, key: str) -> dict[str, object]:
         model: dict[str, object] = {"scripted": {}} if self.model is None else {"model": str(self.model)}
-        return {**self.engine, **model, "role": role.value, "name": name, "run_dir": str(run_dir), "key": key}
+        named = {"role": role.value, "name": name, "run_dir": str(run_dir), "key": key}
+        return {**self.engine, **model, **named, "health": self.health_spec(name)}
+
+    def health_spec(self, name: str) -> dict[str, object]:
+        return {**self.health, "evidence_dir": str(self.evidence / name) if self.evidence else ""}
 
 
 class Stack:
@@ -60,6 +68,9 @@ class Stack:
         self._members: dict[str, tuple[str, str]] = {}  # engine -> (role, address)
         self._started = time.monotonic()
         self._loading: dict[str, tuple[float, int]] = {}  # engine -> (since, quarters said)
+        self._announced: dict[str, Event] = {}  # service -> what its supervisor said of itself
+        self._liveness: dict[str, asyncio.Task[None]] = {}
+        self._is_ready = False
         self._stop = asyncio.Event()
         self._wounded = asyncio.Event()
         zygote = [] if spec.model is None else [self._zygote()]
@@ -84,6 +95,8 @@ class Stack:
             return self._verdict()
         finally:
             self._say("stopping")
+            for watch in self._liveness.values():
+                watch.cancel()
             for layer in self._layers:
                 await asyncio.gather(*(service.stop() for service in layer))
             remove_note()
@@ -150,10 +163,8 @@ class Stack:
 
     async def _serve(self) -> None:
         """Tell where it answers, ask the sample, and stay until the end."""
-        try:
-            write_note(self.url, self.spec.name)
-        except OSError as error:
-            self._say(f"`sluice chat` will need --url: {error}")
+        self._is_ready = True
+        self._write_note()
         self._say(f"ready: {self.url}/v1   (model {self.spec.name})")
         question, system = sample.question(self.spec.model)
         _print(f"\n{sample.curl(self.url, self.spec.name, system, question, bool(self.spec.api_key))}\n")
@@ -161,6 +172,15 @@ class Stack:
             return
         _print(f"Ctrl-C stops it; `{_as_typed()} chat` talks to it.")
         await self._unless_over(self._tell_of_recoveries())
+
+    def _write_note(self) -> None:
+        """By which `sluice chat` and `sluice status` find us."""
+        try:
+            services = list(self._announced.values())
+            write_note(self.url, self.spec.name, is_ready=self._is_ready, services=services)
+        except OSError as error:
+            if self._is_ready:
+                self._say(f"`sluice chat` and `sluice status` will need --url: {error}")
 
     async def _tell_of_recoveries(self) -> None:
         """For ever: after deaths, when the gateway has a pair again."""
@@ -209,7 +229,9 @@ class Stack:
         self._write_fleet()
         spec = self.spec
         argv = [
-            *("-m", "sluice_gateway", "--listen", f"127.0.0.1:{self._port}", "--model-name", spec.name),
+            *("-m", "sluice_gateway.supervised", "--run-dir", str(self.directory / "gateway")),
+            *("--health", json.dumps(spec.health_spec("gateway")), "--parent", str(os.getpid()), "--"),
+            *("--listen", f"127.0.0.1:{self._port}", "--model-name", spec.name),
             *("--tokenizer", "bytes" if spec.model is None else str(spec.model)),
             *("--key-file", str(key_file), "--fleet-file", str(self.directory / "fleet.json")),
         ]
@@ -241,6 +263,17 @@ class Stack:
             self._say(f"{name} is ready (pid {event.get('pid')})")
             return
         match event.get("event"):
+            case "supervising":
+                self._look_after(name, event)
+            case "incident":
+                self._say(f"{name}: incident: {event.get('message')}")
+            case "evidence":
+                self._say(f"{name}: evidence (may hold prompts): {_as_typed()} doctor {event.get('path')}")
+            case "evidence-failed":
+                self._say(f"{name}: {event.get('error')}")
+            case "quarantined":
+                told = f"{event.get('incidents')} incidents; it stays down for {event.get('seconds')} s to be looked at"
+                self._say(f"{name} is quarantined after {told}")
             case "ready":
                 self._say_ready(name, event)
             case "zygote-ready":
@@ -249,6 +282,14 @@ class Stack:
                 self._say_loading(name, int(str(event["loaded"])), int(str(event["total"])) or 1)
             case "sidecar-died":
                 self._say(f"{name}: its transport sidecar died (status {event.get('status')}) and is started again")
+
+    def _look_after(self, name: str, event: Event) -> None:
+        """From now on its supervisor has to answer."""
+        self._announced[name] = {key: value for key, value in event.items() if key != "event"}
+        self._write_note()
+        service = next(service for service in self.services if service.name == name)
+        watch = look_after(str(event["probes"]), service.condemn)
+        self._liveness[name] = asyncio.get_running_loop().create_task(watch, name=f"liveness of {name}")
 
     def _say_ready(self, name: str, event: Event) -> None:
         self._loading.pop(name, None)
@@ -269,6 +310,9 @@ class Stack:
 
     def _on_death(self, name: str, cause: str, last_words: str) -> None:
         self._wounded.set()
+        watch = self._liveness.pop(name, None)
+        if watch is not None:
+            watch.cancel()
         if self._members.pop(name, None) is not None:
             self._write_fleet()
         self._say(f"{name} died ({cause}); starting it again")

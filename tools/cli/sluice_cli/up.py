@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib.util
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from sluice_cli.default_model import default_model
-from sluice_cli.place import PortTaken, reserved_port, run_directory
+from sluice_cli.place import PortTaken, evidence_directory, reserved_port, run_directory
 from sluice_cli.stack import Stack, StackSpec
 from sluice_engine.errors import SpecError
 from sluice_engine.model.errors import ModelError
@@ -47,6 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scripted", action="store_true", help="no model: scripted tokens, for load tests")
     parser.add_argument("--api-keys-file", type=Path, help="one key per line; default: everybody on this machine")
     parser.add_argument("--ask-sample", action="store_true", help="ask the README's question once all is up")
+    parser.add_argument(
+        "--wedge-floor-s", type=float, default=30.0, metavar="S", help="nothing is called wedged earlier than this"
+    )
+    parser.add_argument(
+        "--quarantine-s", type=float, default=0.0, metavar="S",
+        help="after 3 incidents within 10 minutes a service stays down for so long, to be looked at; default: never",
+    )  # fmt: skip
     parser.add_argument("--verbose", action="store_true", help="show what the services write to stderr")
 
 
@@ -60,11 +70,23 @@ def run(args: argparse.Namespace) -> int:
         print(f"sluice up: {error}", file=sys.stderr)
         return 2
     try:
-        with reserved_port(args.port) as port, run_directory() as directory:
-            return asyncio.run(Stack(spec, port, directory).run())
+        with reserved_port(args.port) as port, run_directory() as directory, _evidence() as evidence:
+            return asyncio.run(Stack(replace(spec, evidence=evidence), port, directory).run())
     except PortTaken as error:
         print(f"sluice up: {error}", file=sys.stderr)
         return 1
+
+
+@contextlib.contextmanager
+def _evidence() -> Iterator[Path | None]:
+    """Serving does not depend on it: a home that cannot be written to is said, and None."""
+    with contextlib.ExitStack() as held:
+        try:
+            directory: Path | None = held.enter_context(evidence_directory())
+        except OSError as error:
+            print(f"sluice up: evidence of incidents will end with this command: {error}", file=sys.stderr)
+            directory = None
+        yield directory
 
 
 def read_arguments(args: argparse.Namespace) -> StackSpec:
@@ -73,6 +95,10 @@ def read_arguments(args: argparse.Namespace) -> StackSpec:
         raise UpError("--prefill and --decode must be at least 1 (or give --unified)")
     if args.max_running < 1:
         raise UpError(f"--max-running is {args.max_running}; give at least 1")
+    if not args.wedge_floor_s > 0:
+        raise UpError(f"--wedge-floor-s is {args.wedge_floor_s:g}; give seconds above 0")
+    if not args.quarantine_s >= 0:
+        raise UpError(f"--quarantine-s is {args.quarantine_s:g}; give seconds, or leave it out")
     for name in ("page_tokens", "chunk_tokens", "max_context_tokens", "memory_mib"):
         if getattr(args, name) < 0:
             raise UpError(
@@ -97,6 +123,7 @@ def read_arguments(args: argparse.Namespace) -> StackSpec:
         api_key="" if args.api_keys_file is None else _first_key(args.api_keys_file),
         ask_sample=args.ask_sample,
         verbose=args.verbose,
+        health={"floor_s": args.wedge_floor_s, "quarantine_s": args.quarantine_s},
     )
 
 

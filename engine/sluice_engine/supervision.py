@@ -1,0 +1,61 @@
+"""What the supervisors of engines and of gateways have in common beside the guard: their settings, how they announce
+themselves, and how they listen to a child."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from sluice_engine.health.evidence import EvidenceLimits
+from sluice_engine.health.guard import Guard, Policy
+from sluice_engine.health.incidents import QuarantinePolicy
+from sluice_engine.health.spec import HealthSpec
+from sluice_engine.health.verdict import Budgets
+from sluice_engine.processes import json_lines, say
+
+
+def policy_of(health: HealthSpec) -> Policy:
+    return Policy(
+        Budgets(health.floor_s, health.factor, health.start_s),
+        QuarantinePolicy(health.quarantine_after, health.quarantine_window_s, health.quarantine_s),
+        EvidenceLimits(health.max_bundles, health.max_bundle_mib << 20),
+        Path(health.evidence_dir) if health.evidence_dir else None,
+        Path(health.termination_path) if health.termination_path else None,
+        health.debug_port,
+    )
+
+
+def probe_url(guard: Guard, host: str) -> str:
+    return f"http://{host}:{guard.probe_port}"
+
+
+def announce(guard: Guard, host: str) -> None:
+    """Where this supervisor answers, for whoever started it."""
+    say(
+        "supervising",
+        pid=os.getpid(),
+        name=guard.service.name,
+        role=guard.service.role,
+        run_dir=str(guard.service.run_dir),
+        probes=probe_url(guard, host),
+        debug=f"http://127.0.0.1:{guard.debug_port}",
+    )
+
+
+async def child_events(process: asyncio.subprocess.Process) -> AsyncIterator[dict[str, object]]:
+    """JSON lines of a child; anything else it prints goes to stderr."""
+    assert process.stdout is not None
+    async for event in json_lines(process.stdout, _to_stderr):
+        if "event" in event:
+            yield event
+        else:
+            _to_stderr(json.dumps(event).encode() + b"\n")
+
+
+def _to_stderr(noise: bytes) -> None:
+    sys.stderr.buffer.write(noise)
+    sys.stderr.flush()

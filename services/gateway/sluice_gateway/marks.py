@@ -1,0 +1,99 @@
+"""What the gateway says of itself in the flight recorder. Everything here but the work in the pool is on its loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from sluice_engine import hooks
+from sluice_engine.health.layout import Blob, Phase, Writer
+from sluice_engine.health.recorder import Recorder, Row, unrecorded
+from sluice_engine.health.watched import GATEWAY_LOOP, TOKENIZER
+
+TURN_S = 0.25
+MAX_MIRRORED, MAX_TROUBLE = 64, 200
+# Until one was measured; the slowest so far counts, so that a budget is rather too long.
+NS_PER_CHARACTER = 10_000.0
+T = TypeVar("T")
+
+
+def _short(engines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What fits into a mirror of fixed size, whatever the fleet is."""
+    return [{**engine, "trouble": str(engine["trouble"])[:MAX_TROUBLE]} for engine in engines[:MAX_MIRRORED]]
+
+
+class GatewayMarks:
+    """`recorder` None: nobody watches."""
+
+    def __init__(self, recorder: Recorder | None) -> None:
+        self._recorder = recorder
+        self.loop = self._row(GATEWAY_LOOP.name)
+        self.tokenizer = self._row(TOKENIZER.name)
+        self._in_pool: list[int] = []  # characters of each prompt
+        self._tokenized = 0
+        self._ns_per_character = NS_PER_CHARACTER
+        self._troubles: dict[str, str] = {}
+
+    def _row(self, name: str) -> Row:
+        return unrecorded(name) if self._recorder is None else self._recorder.row(name)
+
+    def begin(self) -> None:
+        self.loop.begin(Phase.SERVING)
+        self.tokenizer.begin(Phase.IDLE)
+
+    def end(self, failed: bool = False) -> None:
+        self.loop.end(failed)
+        self.tokenizer.end()
+
+    def turn(self, placeable: int, dispatched: int, report: Callable[[], Mapping[str, Any]]) -> None:
+        """`placeable`: choices that wait though there is a place for one. `dispatched`: how many got one so far."""
+        hooks.reach("gateway.turn")
+        self.loop.tick()
+        self.loop.progress(dispatched)
+        self.loop.pending(placeable)
+        if self._recorder is not None:
+            told = report()
+            self._tell_changes(self._recorder, told["engines"])
+            self._recorder.mirror(Blob.GATEWAY, {**told, "engines": _short(told["engines"])})
+
+    def _tell_changes(self, recorder: Recorder, engines: list[Mapping[str, Any]]) -> None:
+        """One line per engine that came, went, or is in another trouble than before."""
+        now = {f"{engine['role']} {engine['address']}": str(engine["trouble"]) for engine in engines}
+        for name in now.keys() | self._troubles.keys():
+            if name not in now:
+                recorder.event(Writer.GATEWAY, f"{name}: left the fleet")
+            elif now[name] != self._troubles.get(name):
+                recorder.event(Writer.GATEWAY, f"{name}: {now[name] or 'usable'}")
+        self._troubles = now
+
+    async def tokenize(self, characters: int, work: Callable[[], T]) -> T:
+        """Do it in the pool. What is pending stays so until a thread of the pool is done with it, also when nobody
+        waits for it any more."""
+        self._in_pool.append(characters)
+        self._say()
+
+        def guarded() -> tuple[T, int]:
+            began = time.monotonic_ns()
+            hooks.reach("gateway.tokenize")
+            return work(), time.monotonic_ns() - began
+
+        task = asyncio.get_running_loop().run_in_executor(None, guarded)
+        task.add_done_callback(lambda done: self._tokenized_one(characters, done))
+        return (await asyncio.shield(task))[0]
+
+    def _tokenized_one(self, characters: int, done: asyncio.Future[tuple[T, int]]) -> None:
+        self._in_pool.remove(characters)
+        self._tokenized += 1
+        if not done.cancelled() and done.exception() is None:
+            self._ns_per_character = max(self._ns_per_character, done.result()[1] / max(1, characters))
+        self._say()
+
+    def _say(self) -> None:
+        row = self.tokenizer
+        row.enter(Phase.ENCODING if self._in_pool else Phase.IDLE)
+        row.expect(int(self._ns_per_character * sum(self._in_pool)))
+        row.doing(f"{len(self._in_pool)} prompts of {sum(self._in_pool)} characters" if self._in_pool else "")
+        row.progress(self._tokenized)
+        row.pending(len(self._in_pool))

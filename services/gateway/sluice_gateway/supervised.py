@@ -1,0 +1,184 @@
+"""`python -m sluice_gateway.supervised -- ARGUMENTS OF sluice_gateway`: the gateway under a supervisor.
+
+The same watch, probes, evidence and exit statuses as an engine's: 1 when the gateway died, 3 when it was wedged, and 2
+when it refused its arguments. No torch, no gRPC, no requests in this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from sluice_engine import hooks
+from sluice_engine.health.guard import Guard, Service
+from sluice_engine.health.reading import Exit
+from sluice_engine.health.spec import HealthSpec
+from sluice_engine.health.watched import GATEWAY_ROWS
+from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, say
+from sluice_engine.supervision import announce, child_events, policy_of, probe_url
+
+# More than a gateway's --shutdown-s usually is.
+STOP_S = 25.0
+REFUSED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySpec:
+    """`arguments`: of sluice_gateway. `faults`: as in EngineSpec. `probe_port` 0: the system picks one. `stop_s`: how
+    long the gateway may take to end; more than its --shutdown-s."""
+
+    name: str
+    run_dir: Path
+    arguments: tuple[str, ...]
+    health: HealthSpec
+    host: str = "127.0.0.1"
+    faults: str = ""
+    probe_port: int = 0
+    stop_s: float = STOP_S
+
+
+class GatewaySupervisor:
+    def __init__(self, spec: GatewaySpec) -> None:
+        self.spec = spec
+        self._gateway: asyncio.subprocess.Process | None = None
+        service = Service(spec.name, "gateway", spec.run_dir, GATEWAY_ROWS, self.pids, self._about)
+        self.guard = Guard(service, policy_of(spec.health))
+
+    def pids(self) -> dict[str, int]:
+        """Of what lives now."""
+        lives = self._gateway is not None and self._gateway.returncode is None
+        return {"gateway": self._gateway.pid} if lives and self._gateway is not None else {}
+
+    def _about(self) -> dict[str, object]:
+        """Keys are in files, so that the arguments have no secrets."""
+        gateway = self._gateway
+        told = {} if gateway is None else {"gateway": {"pid": gateway.pid, "status": gateway.returncode}}
+        return {"arguments": list(self.spec.arguments), "processes": told}
+
+    async def run(self) -> int:
+        guard, loop = self.guard, asyncio.get_running_loop()
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(sig, guard.stopping.set)
+        await guard.start(self.spec.host, self.spec.probe_port)
+        announce(guard, self.spec.host)
+        gateway = self._gateway = await self._spawn()
+        watching = loop.create_task(guard.run())
+        living = loop.create_task(self._follow(gateway))
+        stopping = loop.create_task(guard.stopping.wait())
+        tasks = (watching, living, stopping)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if guard.stopping.is_set():
+                return await self._stop(gateway)
+            if watching.done():
+                verdict = watching.result()
+            else:
+                status = living.result()
+                if status == REFUSED and not guard.watch.started:
+                    return REFUSED  # it has said why on stderr
+                guard.exited(Exit("gateway", status))
+                verdict = guard.watch.look()
+            status = await guard.close(verdict)
+            say("died", cause=str(verdict))
+            return status
+        finally:
+            if gateway.returncode is None:
+                gateway.kill()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await gateway.wait()
+            await guard.stop()
+
+    async def _stop(self, gateway: asyncio.subprocess.Process) -> int:
+        self.guard.drain()
+        with contextlib.suppress(ProcessLookupError):
+            gateway.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(gateway.wait(), self.spec.stop_s)
+        say("stopped")
+        return 0
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        spec = self.spec
+        argv = [
+            *("-m", "sluice_gateway", *spec.arguments),
+            *("--recorder", str(self.guard.recorder.path), "--parent", str(os.getpid())),
+            *("--supervisor", probe_url(self.guard, spec.host)),
+            *(["--faults", spec.faults] if spec.faults else []),
+        ]
+        return await asyncio.create_subprocess_exec(
+            sys.executable, *argv, stdout=asyncio.subprocess.PIPE, limit=MAX_EVENT_BYTES
+        )
+
+    async def _follow(self, gateway: asyncio.subprocess.Process) -> int:
+        """Pass on what it says, until its end: the exit status."""
+        async for event in child_events(gateway):
+            if event["event"] == "ready":
+                self.guard.started()
+                event |= {"probes": self.guard.probe_port, "debug": self.guard.debug_port}
+            print(json.dumps(event), flush=True)
+        return await gateway.wait()
+
+
+def parse_arguments(argv: Sequence[str]) -> tuple[GatewaySpec, int]:
+    """What to run, and whose end is ours. Exits with 2 on what makes no sense."""
+    parser = argparse.ArgumentParser(prog="sluice_gateway.supervised", description="Run a gateway and watch it")
+    parser.add_argument("--name", default="gateway")
+    parser.add_argument(
+        "--run-dir", type=Path, required=True, help="for the recorder and the evidence; one per gateway"
+    )
+    parser.add_argument("--health", default="{}", metavar="JSON", help="fields of HealthSpec")
+    parser.add_argument("--probe-host", default="127.0.0.1", help="where the probes answer")
+    parser.add_argument("--probe-port", type=int, default=0, help="0: the system picks one")
+    parser.add_argument("--stop-s", type=float, default=STOP_S, help="how long it may take to end, then it is killed")
+    parser.add_argument("--parent", type=int, default=0, help="end when this process ends")
+    parser.add_argument("--faults", default="", help=argparse.SUPPRESS)
+    parser.add_argument("arguments", nargs="*", help="of sluice_gateway, after --")
+    args = parser.parse_args(argv)
+    try:
+        health = msgspec.json.decode(args.health, type=HealthSpec)
+    except msgspec.DecodeError as error:
+        parser.error(f"--health: {error}")
+    args.run_dir.mkdir(parents=True, exist_ok=True)
+    return GatewaySpec(
+        args.name,
+        args.run_dir,
+        tuple(args.arguments),
+        health,
+        args.probe_host,
+        args.faults,
+        args.probe_port,
+        args.stop_s,
+    ), args.parent
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    spec, parent = parse_arguments(sys.argv[1:] if argv is None else argv)
+    if parent:
+        die_with_parent(parent, signal.SIGTERM)
+    if spec.faults:
+        hooks.arm(spec.faults)
+    try:
+        return asyncio.run(_run(spec))
+    except Exception as error:
+        say("died", cause=f"{type(error).__name__}: {error}")
+        return 1
+
+
+async def _run(spec: GatewaySpec) -> int:
+    return await GatewaySupervisor(spec).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

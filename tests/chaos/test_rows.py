@@ -1,0 +1,71 @@
+"""The matrix as data, and its tables on a virtual clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice_engine import hooks
+from sluice_engine.health.watched import Reason
+from sluice_harness.profiles import PROFILES
+from sluice_harness.results import Result, append_result, read_results, summary_of
+from sluice_harness.rows import MatrixError, Outcome, Phase, Row, load_rows, parse_rows, select
+from sluice_harness.tables import run_table
+
+ROWS = load_rows()
+
+
+def test_there_are_enough_of_them_and_of_every_kind():
+    assert len(ROWS) >= 70
+    assert len(select(ROWS, ci=True)) >= 40
+    assert {row.phase for row in ROWS} == set(Phase)
+    assert {row.role for row in ROWS} == {"prefill", "decode", "unified", "gateway"}
+    assert {row.expected.outcome for row in ROWS} == set(Outcome)
+    assert {row.stack for row in ROWS} <= PROFILES.keys()
+
+
+def test_every_reason_that_can_come_about_here_has_a_row_and_an_unscaled_one():
+    later = {Reason.COLLECTIVE_STUCK, Reason.TIER_STUCK}  # on a virtual clock only, until there are such threads
+    rare = {Reason.SIDECAR_DEAD, Reason.ZYGOTE_DEAD}  # five deaths within a minute; a zygote of the engine's own
+    wanted = {reason.value for reason in set(Reason) - rare}
+    assert {row.expected.reason for row in ROWS if row.expected.reason} == wanted
+    assert {row.expected.reason for row in select(ROWS, unscaled=True)} == wanted - {reason.value for reason in later}
+
+
+def test_every_point_that_is_named_exists():
+    assert {row.fault["point"] for row in ROWS if "point" in row.fault} <= hooks.POINTS.keys()
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.is_table], ids=lambda row: row.id)
+def test_on_a_virtual_clock(row: Row) -> None:
+    assert run_table(row, 0).problems == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nonsense",
+        "[[row]]\nname = 'x'",
+        "[[row]]\nname = 'x'\nfault = {}\noutcome = 'odd'",
+        "[[row]]\nname = 'x'\nfault = {}\noutcome = 'dead'\nphases = ['someday']",
+        "[[row]]\nname = 'x'\nfault = {}\noutcome = 'dead'\nci = ['decode/idle']",
+        "[[row]]\nname = 'x'\nfault = {}\noutcome = 'dead'\nspeed = 1",
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused_by_name(text: str) -> None:
+    with pytest.raises(MatrixError, match=r"file\.toml"):
+        parse_rows(text, "file.toml")
+
+
+def test_results_go_on_where_a_run_was_left(tmp_path):
+    path = tmp_path / "results.jsonl"
+    assert read_results(path) == []
+    good = Result("a/decode/idle", 0, 5.0, (), "dead", "LeaderDead", "leader", 1, 0.5, 5.0, 4.0)
+    bad = Result("b/decode/idle", 0, 5.0, ("it was late",), "wedged", "RankFrozen", "rank0.loop", 3, 19.0, 15.0, 30.0)
+    append_result(path, good)
+    append_result(path, bad)
+    with path.open("a") as file:
+        file.write('{"id": "c/decode/id')
+    assert read_results(path) == [good, bad]
+    told = "\n".join(summary_of([good, bad]))
+    assert "2 rows, 1 failed" in told
+    assert "it was late" in told

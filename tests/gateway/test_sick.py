@@ -1,0 +1,125 @@
+"""An engine that is stuck ends nothing by itself: its clients go elsewhere where there is an elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sluice_gateway.link import Timings
+from sluice_gateway.memory import Fault, MemoryEngine
+from sluice_protocol.generate import Role
+
+TEXT = "The quick brown fox jumps over the lazy dog. "
+TIMINGS = Timings(load_every_s=0.02, load_timeout_s=0.1, sick_s=0.3, first_backoff_s=0.01, most_backoff_s=0.05)
+
+
+def two_pairs() -> dict[str, MemoryEngine]:
+    def say(_prompt: object, position: int) -> int:
+        return TEXT.encode()[position % len(TEXT)]
+
+    roles = {"p1": Role.PREFILL, "p2": Role.PREFILL, "d1": Role.DECODE, "d2": Role.DECODE}
+    return {name: MemoryEngine(role, say) for name, role in roles.items()}
+
+
+def text_of(response: Any) -> str:
+    """Of a whole stream, which must have ended well."""
+    lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]", lines[-3:]
+    chunks = [json.loads(line) for line in lines[:-1]]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+
+
+def mute(engine: MemoryEngine) -> None:
+    """As a leader that is stuck: nothing comes back."""
+    engine.voice.clear()
+
+
+def set_unready(engine: MemoryEngine) -> None:
+    engine.quarantined = True
+
+
+async def hanging(start: Any, **changes: Any) -> tuple[Any, asyncio.Task[Any], str]:
+    """A stream that stands after three tokens: (stack, its answer, the engine it runs on)."""
+    stack = await start(two_pairs(), timings=replace(TIMINGS, **changes))
+    for name in ("d1", "d2"):
+        stack[name].faults.append(Fault("hang", 3))
+    asking = asyncio.create_task(stack.chat(stream=True, max_tokens=20))
+    await stack.until(lambda: any(s.quiet for name in ("d1", "d2") for s in stack[name].running.values()))
+    name = next(name for name in ("d1", "d2") if stack[name].running)
+    stack["d1" if name == "d2" else "d2"].faults.clear()
+    return stack, asking, name
+
+
+@pytest.mark.parametrize("trouble", [mute, set_unready])
+async def test_what_runs_on_a_stuck_engine_goes_on_elsewhere(start: Any, trouble: Any) -> None:
+    stack, asking, name = await hanging(start)
+    trouble(stack[name])
+    assert text_of(await asyncio.wait_for(asking, 20)) == TEXT[:20]
+    stack[name].voice.set()
+    await stack.idle()
+
+
+@pytest.mark.parametrize("trouble", [mute, set_unready])
+async def test_new_work_goes_elsewhere_long_before_that(start: Any, trouble: Any) -> None:
+    stack = await start(two_pairs(), timings=replace(TIMINGS, sick_s=1000.0))
+    trouble(stack["d1"])
+    await stack.until(lambda: bool(stack.gateway.members.links["d1"].view.unusable))
+    stack["d1"].gate.clear()
+    for _ in range(4):
+        assert text_of(await asyncio.wait_for(stack.chat(stream=True, max_tokens=20), 20)) == TEXT[:20]
+    stack["d1"].gate.set()
+    stack["d1"].voice.set()
+
+
+async def test_it_is_used_again_once_it_answers(start: Any) -> None:
+    stack = await start(two_pairs(), timings=TIMINGS)
+    link = stack.gateway.members.links["d1"]
+    mute(stack["d1"])
+    await stack.until(lambda: "does not answer" in link.view.unusable)
+    stack["d1"].voice.set()
+    await stack.until(lambda: not link.view.unusable)
+
+
+@pytest.mark.parametrize("trouble", [mute, set_unready])
+async def test_without_another_pair_it_is_waited_for(start: Any, trouble: Any) -> None:
+    stack, asking, name = await hanging(start)
+    other = "d1" if name == "d2" else "d2"
+    set_unready(stack[other])
+    await stack.until(lambda: bool(stack.gateway.members.links[other].view.unusable))
+    trouble(stack[name])
+    await asyncio.sleep(3 * TIMINGS.sick_s)
+    assert not asking.done()
+    assert stack[name].running
+    stack[other].quarantined = False
+    assert text_of(await asyncio.wait_for(asking, 20)) == TEXT[:20]
+    stack[name].voice.set()
+
+
+async def test_an_engine_that_drains_finishes_what_it_has(start: Any) -> None:
+    stack, asking, name = await hanging(start)
+    stack[name].draining = stack[name].quarantined = True
+    await asyncio.sleep(3 * TIMINGS.sick_s)
+    assert stack[name].running
+    stack[name].die()
+    assert text_of(await asyncio.wait_for(asking, 20)) == TEXT[:20]
+
+
+async def test_a_stuck_prefill_engine_gives_up_those_who_wait_for_its_first_token(start: Any) -> None:
+    stack = await start(two_pairs(), timings=TIMINGS)
+    for name in ("d1", "d2"):
+        stack[name].faults.append(Fault("hang", 0))
+    asking = asyncio.create_task(stack.chat(stream=True, max_tokens=20))
+    await stack.until(lambda: any(s.quiet for name in ("d1", "d2") for s in stack[name].running.values()))
+    for name in ("d1", "d2"):
+        stack[name].faults.clear()
+    links = stack.gateway.members.links
+    source = next(name for name in ("p1", "p2") if links[name].leaning)
+    mute(stack[source])
+    assert text_of(await asyncio.wait_for(asking, 20)) == TEXT[:20]
+    assert not any(link.leaning for link in links.values())
+    stack[source].voice.set()

@@ -1,0 +1,63 @@
+"""A prefill engine with the original fault: its lease thread reads with an assertion, and its death is told to nobody.
+
+    python original_fault.py supervise ARGUMENTS OF sluice_engine.supervise
+    python original_fault.py leader ARGUMENTS OF sluice_engine.leader_main
+
+Everything else is the product: the supervisor above it, the recorder beside it, the leader's loop next to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import grpc
+
+from sluice_engine import leader_main, supervise
+from sluice_engine.health.layout import Phase
+from sluice_engine.lease import server
+from sluice_engine.lease.thread import LeaseThread
+from sluice_protocol.lease import LeaseEvent
+
+
+async def read_with_an_assertion(lease: Any) -> None:
+    try:
+        while (message := await lease._context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+            assert message.WhichOneof("kind") is not None, "unknown message"
+            lease._events.put_nowait(server._event_of(server.decode_reader_message(message)))
+        lease._events.put_nowait((LeaseEvent.STREAM_ENDED, None))
+    except AssertionError:
+        lease._thread._loop.stop()  # the thread's function returns, as it did there
+
+
+def run_and_tell_nobody(thread: LeaseThread) -> None:
+    thread._row.begin(Phase.SERVING)
+    asyncio.set_event_loop(thread._loop)
+    thread._loop.call_soon(thread._tick)
+    thread._loop.run_forever()
+
+
+def be_leader(argv: list[str]) -> None:
+    server._SourceLease._read = read_with_an_assertion  # type: ignore[method-assign]
+    LeaseThread._run = run_and_tell_nobody  # type: ignore[method-assign]
+    leader_main.main(argv)
+
+
+def be_supervisor(argv: list[str]) -> int:
+    real = supervise.Supervisor._exec
+
+    async def exec_double(self: supervise.Supervisor, name: str, *told: str, **more: Any) -> Any:
+        if name == "leader":
+            told = (__file__, "leader", *told[2:])
+        return await real(self, name, *told, **more)
+
+    supervise.Supervisor._exec = exec_double  # type: ignore[method-assign]
+    return supervise.main(argv)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "leader":
+        be_leader(sys.argv[2:])
+    else:
+        sys.exit(be_supervisor(sys.argv[2:]))

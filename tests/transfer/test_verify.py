@@ -1,0 +1,80 @@
+"""The verifier's thread and whoever helps it: every record is checked once, by one of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from transfer_double import PAGE, big_layouts, fill, item, new_pools, tiny_layouts
+
+from sluice_engine.pool import RecordPool
+from sluice_engine.step import PullItem
+from sluice_engine.transfer.plan import PIECE_BYTES
+from sluice_engine.transfer.verify import ThreadVerifier, Verdict
+from sluice_records import PoolPlan, RecordKind
+
+LIMIT_S = 20.0
+
+
+class SlowPool(RecordPool):
+    """The digest of `slow` takes until `go`; `begun` says that somebody is at it."""
+
+    slow = 0
+    begun, go = threading.Event(), threading.Event()
+
+    def digest(self, record: int, identity: bytes) -> int:
+        if record == self.slow:
+            self.begun.set()
+            assert self.go.wait(LIMIT_S)
+        return super().digest(record, identity)
+
+
+@pytest.fixture
+def pools() -> Iterator[dict[RecordKind, RecordPool]]:
+    pools = new_pools(tiny_layouts(perturbed=True))
+    fill(pools)
+    page = pools[PAGE]
+    SlowPool.begun, SlowPool.go = threading.Event(), threading.Event()
+    pools[PAGE] = SlowPool(page.layout, page.num_records, page.buffer)
+    yield pools
+    SlowPool.go.set()
+
+
+def test_a_helper_takes_what_waits_and_each_record_has_one_verdict(pools: dict[RecordKind, RecordPool]) -> None:
+    verifier = ThreadVerifier(pools)
+    verifier.submit(1, [item(pools, PAGE, record, record) for record in range(4)])
+    assert SlowPool.begun.wait(LIMIT_S)
+    assert [verifier.help() for _ in range(4)] == [True, True, True, False]
+    assert destinations(verifier.collect()) == [1, 2, 3]
+    SlowPool.go.set()
+    verifier.close()
+    assert destinations(verifier.collect()) == [0]
+
+
+def test_damage_is_found_by_a_helper_too(pools: dict[RecordKind, RecordPool]) -> None:
+    verifier = ThreadVerifier(pools)
+    items = [item(pools, PAGE, record, record) for record in range(2)]
+    pools[PAGE].record(1)[0] ^= 1
+    verifier.submit(1, items)
+    assert SlowPool.begun.wait(LIMIT_S)
+    assert verifier.help()
+    (verdict,) = verifier.collect()
+    assert verdict.failure is not None
+    assert verdict.failure.reason == "DigestMismatch"
+    SlowPool.go.set()
+    verifier.close()
+
+
+def test_nobody_helps_with_records_that_take_longer_than_a_piece() -> None:
+    pools = new_pools(big_layouts(PIECE_BYTES // 1024 + 1024), PoolPlan(2, 1, 1))
+    verifier = ThreadVerifier(pools)
+    verifier.close()
+    verifier.submit(1, [PullItem(PAGE, 0, 1, 0, bytes(16), 0, 8)])
+    assert not verifier.help()
+    assert not verifier.collect()
+
+
+def destinations(verdicts: list[Verdict]) -> list[int]:
+    assert all(verdict.failure is None and verdict.digested for verdict in verdicts)
+    return [verdict.item.destination for verdict in verdicts]

@@ -1,0 +1,187 @@
+"""Faults of the matrix, put into effect. Each returns when it is in effect, or when nothing more can be known.
+
+`fault` of a row is one of
+    signal, process          KILL or STOP to a process of the row's engine (or `zygote`, `gateway`)
+    point, action, …         an order at a hook point, with fields of `sluice_faults.Order`; `waits` false: the point is
+                             reached later, by what the row itself brings about; `evidence` full or stuck: no bundle
+                             can be written either; `asks`: so many requests that meet it
+    nobody                   so many requests for a source at an address that nobody holds
+    limit, process           the process may open no more file descriptors
+    load                     so many processes that do nothing but compute
+    storm                    so many clients that come and go, again and again
+    request                  nothing is broken: the request itself is the row
+    table                    judged without processes (`tables.py`)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sluice_faults import Action, Order, place, reached, withdraw
+from sluice_faults.order import parse
+from sluice_harness.chat import Chat
+from sluice_harness.client import ask_with_source
+from sluice_harness.phases import Work, fresh_prompt
+from sluice_harness.processes import eventually, is_running, stop_process
+from sluice_harness.service import Service
+from sluice_harness.stack import Stack, free_port
+
+
+@dataclass
+class Injected:
+    """`at`: monotonic seconds from which on the fault was certainly in effect. `lift` takes it away."""
+
+    at: float
+    undo: list[Callable[[], None]] = field(default_factory=list)
+
+    def lift(self) -> None:
+        while self.undo:
+            self.undo.pop()()
+
+
+def inject(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
+    """Raises Late when the fault does not take effect."""
+    kind = next(name for name in _INJECT if name in fault)
+    return _INJECT[kind](stack, engine, fault, work)
+
+
+def order_of(fault: Mapping[str, Any], floor_s: float) -> Order:
+    """`floors`: seconds as a multiple of the floor."""
+    fields = {key: value for key, value in fault.items() if key not in ("point", "waits", "floors", "evidence", "asks")}
+    if "floors" in fault:
+        fields["seconds"] = fault["floors"] * floor_s
+    return parse(json.dumps(fields).encode(), str(fault["point"]))
+
+
+def _order(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
+    point = str(fault["point"])
+    if "evidence" in fault:
+        place(engine.faults, "supervisor.evidence", _NO_EVIDENCE[str(fault["evidence"])])
+    place(engine.faults, point, order_of(fault, stack.health["floor_s"]))
+    work.chats += [stack.chat(fresh_prompt("and I? " * 4000), 5) for _ in range(int(fault.get("asks", 0)))]
+    if fault.get("waits", True):
+        eventually(lambda: reached(engine.faults, point), f"{point} is reached")
+    return Injected(time.monotonic(), [lambda: withdraw(engine.faults, point)])
+
+
+_NO_EVIDENCE = {
+    "full": Order(Action.RAISE, error="OSError", errno=errno.ENOSPC),
+    "stuck": Order(Action.BLOCK),
+}
+
+
+def _signal(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
+    pid = _pid_of(stack, engine, str(fault["process"]))
+    if fault["signal"] == "STOP":
+        stop_process(pid)
+    else:
+        os.kill(pid, signal.SIGKILL)
+    return Injected(time.monotonic(), [lambda: _continue(pid)])
+
+
+def _continue(pid: int) -> None:
+    if is_running(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def _pid_of(stack: Stack, engine: Service, process: str) -> int:
+    if process == "zygote":
+        assert stack.zygote is not None
+        return stack.zygote.pid
+    return engine.pid(process)
+
+
+def _limit(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
+    pid = _pid_of(stack, engine, str(fault["process"]))
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    taken = [int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    free = next(number for number in range(len(taken) + 1) if number not in taken)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, hard))
+    return Injected(time.monotonic(), [lambda: _unlimit(pid, soft, hard)])
+
+
+def _unlimit(pid: int, soft: int, hard: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _load(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
+    code = "while True: pass"
+    hogs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(int(fault["load"]))]
+
+    def end() -> None:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+
+    return Injected(time.monotonic(), [end])
+
+
+def _storm(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
+    """Clients that go away after a moment, in whatever phase they are by then."""
+    over = threading.Event()
+
+    def blow() -> None:
+        turn = 0
+        while not over.is_set():
+            chats = [_passer(stack, turn + at) for at in range(int(fault["storm"]))]
+            over.wait(0.2)
+            for chat in chats:
+                chat.drop()
+            for chat in chats:
+                chat.wait(20)
+            turn += len(chats)
+
+    thread = threading.Thread(target=blow, name="storm", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        over.set()
+        thread.join(60)
+
+    return Injected(time.monotonic(), [end])
+
+
+def _passer(stack: Stack, number: int) -> Chat:
+    prompt = stack.profile.long_prompt if number % 3 == 0 else "passing by"
+    return stack.chat(fresh_prompt(prompt), (1, 20, 300)[number % 3])
+
+
+def _request(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
+    if fault["request"] == "long":
+        work.chats.append(stack.chat(fresh_prompt(stack.profile.long_prompt), stack.profile.long_answer))
+    return Injected(time.monotonic())
+
+
+def _nobody(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
+    began = time.monotonic()
+    for _ in range(int(fault["nobody"])):
+        answer = ask_with_source(engine.address, stack.key, f"127.0.0.1:{free_port()}")
+        if answer != "SourceLost":
+            raise AssertionError(f"a source that nobody holds: {answer!r}")
+    return Injected(began)
+
+
+_INJECT: dict[str, Callable[[Stack, Service, Mapping[str, Any], Work], Injected]] = {
+    "point": _order,
+    "signal": _signal,
+    "nobody": _nobody,
+    "limit": _limit,
+    "load": _load,
+    "storm": _storm,
+    "request": _request,
+}

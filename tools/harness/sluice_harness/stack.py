@@ -1,0 +1,161 @@
+"""A whole service on this machine, with somebody who probes it and starts again what has ended, as `sluice up` does."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sluice_harness.chat import Chat
+from sluice_harness.client import NoAnswer, get
+from sluice_harness.prober import Prober, Probing
+from sluice_harness.processes import Process, eventually
+from sluice_harness.profiles import Profile
+from sluice_harness.service import Place, Service, spawn_engine, spawn_gateway
+
+MODEL = Path(__file__).resolve().parents[3] / "models" / "recall-1m"
+
+
+class Stack:
+    """Use as a context manager. `health`: fields of HealthSpec for every engine."""
+
+    def __init__(
+        self, profile: Profile, health: Mapping[str, Any], probing: Probing, model: Path | None = None
+    ) -> None:
+        self.profile = profile
+        self.health = dict(health)
+        self.engines: dict[str, Service] = {}
+        self.gateway: Service | None = None
+        self.zygote: Process | None = None
+        self.url = ""
+        self.probing = probing
+        self.prober: Prober
+        self.key = secrets.token_hex(16)
+        self._model = model or MODEL
+
+    def __enter__(self) -> Stack:
+        self.directory = Path(tempfile.mkdtemp(prefix="sluice-chaos-"))
+        self.place = Place(self.directory, self.key)
+        (self.directory / "key").write_text(self.key)
+        self._port = free_port()
+        self.prober = Prober(self.probing)
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.prober.close()
+        services = [*([] if self.gateway is None else [self.gateway]), *self.engines.values()]
+        for process in (*(service.process for service in services), self.zygote):
+            if process is not None:
+                process.end()
+        left = [f"{service.name}: {name}" for service in services for name in service.left_behind()]
+        shutil.rmtree(self.directory, ignore_errors=True)
+        if left:
+            raise AssertionError(f"left behind: {left}")
+
+    @property
+    def services(self) -> dict[str, Service]:
+        """The gateway too."""
+        return dict(self.engines) if self.gateway is None else {**self.engines, "gateway": self.gateway}
+
+    # -- starting --------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self.profile.scripted is None:
+            self.start_zygote()
+        names = [f"{role}-{self.profile.roles[:at].count(role)}" for at, role in enumerate(self.profile.roles)]
+        for role, name in zip(self.profile.roles, names):
+            self.engines[name] = self.spawn(role, name)
+        for name in names:
+            self.engines[name].wait_ready()
+            self.watch(name)
+        self.start_gateway()
+
+    def start_zygote(self) -> None:
+        argv = ("-m", "sluice_engine.zygote", "--socket", self._zygote_path, "--parent", str(os.getpid()))
+        self.zygote = Process(argv, self.directory / "zygote.log")
+
+    @property
+    def _zygote_path(self) -> str:
+        return str(self.directory / "zygote.sock")
+
+    def spawn(self, role: str, name: str) -> Service:
+        """Started, not ready, and not in the fleet yet."""
+        real = self.profile.scripted is None
+        model = {"model": str(self._model)} if real else {"scripted": dict(self.profile.scripted or {})}
+        more = {**model, **self.profile.spec}
+        zygote = self._zygote_path if real else ""
+        return spawn_engine(self.place, role, name, more, self.health, zygote)
+
+    def watch(self, name: str) -> None:
+        service = self.services[name]
+        self.prober.watch(name, service.probes, service.process.pid)
+
+    def start_gateway(self) -> None:
+        self.write_fleet()
+        argv = [
+            *("--model-name", "m", "--listen", f"127.0.0.1:{self._port}"),
+            *("--tokenizer", "bytes" if self.profile.scripted is not None else str(self._model)),
+            *("--key-file", str(self.directory / "key"), "--fleet-file", str(self.directory / "fleet.json")),
+            *("--shutdown-s", "2"),
+        ]
+        self.gateway = spawn_gateway(self.place, argv, self.health)
+        self.gateway.wait_ready()
+        self.url = self.gateway.url
+        self.watch("gateway")
+        self.wait_routable()
+
+    def wait_routable(self) -> None:
+        eventually(self._is_routable, "the gateway sees a pair", 60.0)
+
+    def _is_routable(self) -> bool:
+        try:
+            return get(self.url, "/readyz")[0] == 200
+        except NoAnswer:
+            return False
+
+    def write_fleet(self) -> None:
+        members = [{"role": e.role, "address": e.address} for e in self.engines.values() if e.ready is not None]
+        fresh = self.directory / "fleet.new"
+        fresh.write_text(json.dumps({"members": members}))
+        fresh.replace(self.directory / "fleet.json")
+
+    def restart(self, name: str) -> Service:
+        """After its end: the same service again, ready and in the fleet."""
+        gone = self.services[name]
+        self.prober.forget(name)
+        gone.process.end()
+        if name == "gateway":
+            self.start_gateway()
+            return self.services[name]
+        fresh = self.engines[name] = self.spawn(gone.role, name)
+        fresh.wait_ready()
+        self.watch(name)
+        self.write_fleet()
+        return fresh
+
+    # -- using -----------------------------------------------------------------------------------------------------
+
+    def engine(self, role: str) -> Service:
+        """The first of that role."""
+        return self.services[role if role == "gateway" else f"{role}-0"]
+
+    def chat(self, text: str, max_tokens: int) -> Chat:
+        return Chat(self.url, text, max_tokens)
+
+
+def free_port() -> int:
+    """Free a moment ago: a gateway that is started again must come back where it was."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
