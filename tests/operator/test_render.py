@@ -409,3 +409,21 @@ def test_what_the_api_server_adds_is_no_difference():
     assert not covers(live, {"spec": {"ports": []}})
     assert not covers(live, {"spec": {"absent": 1}})
     assert not covers({"spec": 3}, wanted)
+
+
+def test_a_gateway_accepts_its_command_line(tmp_path):
+    from sluice_gateway.supervised import parse_arguments
+
+    argv = main(RENDERER.gateway("m", spec(), "g")["spec"])["command"]
+    assert argv[:3] == ["python", "-m", "sluice_gateway.supervised"]
+    told, _ = parse_arguments([text.replace("/run/sluice", str(tmp_path)) for text in argv[3:]])
+    assert (told.probe_port, told.host, told.health.evidence_dir) == (
+        ports.PROBE,
+        "$(POD_IP)",
+        "/var/lib/sluice/evidence",
+    )
+    assert told.health.floor_s == 30.0
+    assert told.arguments[:2] == ("--listen", "0.0.0.0:8000")
+    shutdown = float(told.arguments[told.arguments.index("--shutdown-s") + 1])
+    grace = RENDERER.gateway("m", spec(), "g")["spec"]["terminationGracePeriodSeconds"]
+    assert shutdown < told.stop_s < grace

@@ -180,10 +180,7 @@ def _budget(owner: OwnerRef, role: PodRole) -> Object:
 def _pod_monitor(owner: OwnerRef) -> Object:
     spec = {
         "selector": {"matchLabels": {names.LABEL_DEPLOYMENT: owner.name}},
-        "podMetricsEndpoints": [
-            {"port": "probe", "path": "/metrics", "interval": "15s"},
-            {"port": "http", "path": "/metrics", "interval": "15s"},
-        ],
+        "podMetricsEndpoints": [{"port": "probe", "path": "/metrics", "interval": "15s"}],
     }
     return _object(
         "monitoring.coreos.com/v1", "PodMonitor", owner.meta(owner.name, names.base_labels(owner.name)), spec=spec

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
+from sluice_engine.health.spec import HealthSpec
 from sluice_engine.log import LogFormat
-from sluice_engine.spec import EngineSpec, HealthSpec, PortSpec
+from sluice_engine.spec import EngineSpec, PortSpec
 from sluice_operator import names
 from sluice_operator.api.enums import Allocation, CacheFormat, IndexKeyFormat
 from sluice_operator.api.spec import DecodeSpec, ModelDeploymentSpec, PrecisionSpec, PrefillSpec
@@ -73,14 +74,19 @@ def engine_spec(spec: ModelDeploymentSpec, role: PodRole) -> EngineSpec:
         memory_bytes=(sizes.cache_mebibytes or 0) << 20,
         verify=spec.transport.verify.value.lower(),
         ports=PortSpec(ports.ENGINE, ports.SOURCE, ports.PROBE, f"{ports.TRANSFER_FIRST}-{ports.TRANSFER_LAST}"),
-        health=HealthSpec(
-            floor_s=float(spec.probes.wedge_floor_seconds),
-            evidence_dir=EVIDENCE,
-            quarantine_s=QUARANTINE_S,
-            termination_path="/dev/termination-log",
-            debug_port=ports.DEBUG,
-        ),
+        health=health_spec(spec),
         log=LogFormat.JSON,
+    )
+
+
+def health_spec(spec: ModelDeploymentSpec) -> HealthSpec:
+    """Of every supervisor."""
+    return HealthSpec(
+        floor_s=float(spec.probes.wedge_floor_seconds),
+        evidence_dir=EVIDENCE,
+        quarantine_s=QUARANTINE_S,
+        termination_path="/dev/termination-log",
+        debug_port=ports.DEBUG,
     )
 
 
@@ -179,11 +185,17 @@ def _volumes(name: str, role: PodRole, revision: str, source: ModelSource) -> li
         {"name": "spec", "configMap": {"name": names.engine_name(name, role, revision)}},
         secret_volume("key", names.key_secret(name)),
         secret_volume("tls", names.certificate_secret(name, role)),
+        *own_volumes(),
+        *source.volumes,
+    ]
+
+
+def own_volumes() -> list[Object]:
+    return [
         # The flight recorder: memory, and gone with the pod.
         {"name": "run", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}},
         {"name": "evidence", "emptyDir": {"sizeLimit": "512Mi"}},
         {"name": "tmp", "emptyDir": {"sizeLimit": "8Gi"}},
-        *source.volumes,
     ]
 
 

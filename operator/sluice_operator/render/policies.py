@@ -42,6 +42,7 @@ FLOWS = (
     Flow(ANYBODY, PodRole.DECODE, ports.PROBE),
     Flow(ANYBODY, PodRole.GATEWAY, ports.HTTP),
     Flow(OPERATOR, PodRole.GATEWAY, ports.CONTROL),
+    Flow(ANYBODY, PodRole.GATEWAY, ports.PROBE),
 )
 DNS = ({"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53})
 HTTPS = (443, 6443)

@@ -78,7 +78,7 @@ def revision_hash(spec: ModelDeploymentSpec) -> str:
 
 def gateway_hash(spec: ModelDeploymentSpec, renderer: Renderer) -> str:
     steady = replace(spec.gateway, replicas=GatewaySpec().replicas, service=GatewaySpec().service)
-    told = [to_json(part, defaults=False) for part in (spec.model, spec.image, steady)]
+    told = [to_json(part, defaults=False) for part in (spec.model, spec.image, spec.probes, steady)]
     return _digest([*told, renderer.gateway_key()])
 
 

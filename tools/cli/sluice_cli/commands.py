@@ -14,8 +14,8 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "status": (status, "show what runs, who is stuck, queues, rooms and caches"),
     "doctor": (doctor, "say what was wrong with a service that died or froze"),
     "size": (size, "say what a model's caches weigh, and what fits"),
-    "chaos": (chaos, "break it on purpose: the fault matrix, storms of clients that go away"),
     "plan": (plan, "say what the operator would do with a ModelDeployment, without a cluster"),
+    "chaos": (chaos, "break it on purpose: the fault matrix, storms of clients that go away"),
 }
 
 
