@@ -48,3 +48,9 @@ def crd(plane, client):
     """Installed as a user would."""
     plane.kubectl("apply", "-f", str(CRD))
     client.until("/apis/sluice.dev/v1alpha1", bool)
+    # What kubectl goes by is put together by controllers of its own.
+    client.until("/openapi/v3", lambda told: "apis/sluice.dev/v1alpha1" in told["paths"])
+    discovery = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+    client.until("/apis", lambda told: "sluice.dev" in [g["metadata"]["name"] for g in told["items"]], accept=discovery)
+    # The apply has left kubectl with what there was before it.
+    plane.kubectl("api-resources", "--cached=false")

@@ -41,8 +41,8 @@ def test_a_plain_apply_installs_it_and_a_second_changes_nothing(plane, crd):
     ("path", "words"),
     [
         ("mdep", "served by prefill and decode engines on separate pods"),
-        ("mdep.spec.model.uri", "-required-"),
-        ("mdep.spec.decode.scaling.mode", "Static, Auto, External"),
+        ("mdep.spec.model", "uri <string> -required-"),
+        ("mdep.spec.decode.scaling.mode", "Static: decode.replicas rules. Auto: the operator writes it."),
         ("mdep.spec.rollout", "maxSurge"),
         ("mdep.status.conditions", "lastTransitionTime"),
     ],

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 CALL_S = 20.0
+ANY = "*/*"
 T = TypeVar("T")
 
 
@@ -41,10 +42,10 @@ class ClusterClient:
     def get(self, path: str) -> Any:
         return self.call("GET", path)
 
-    def find(self, path: str) -> Any:
+    def find(self, path: str, accept: str = ANY) -> Any:
         """None for what does not exist."""
         try:
-            return self.get(path)
+            return json.loads(self._call("GET", path, None, "", accept))
         except Refused as error:
             if error.code == 404:
                 return None
@@ -63,20 +64,20 @@ class ClusterClient:
     def delete(self, path: str) -> None:
         self.call("DELETE", path)
 
-    def until(self, path: str, is_so: Callable[[Any], T], timeout_s: float = 60.0) -> T:
+    def until(self, path: str, is_so: Callable[[Any], T], timeout_s: float = 60.0, accept: str = ANY) -> T:
         """Ask until `is_so` of what is there (None: nothing) is true, and return it; AssertionError with the last."""
         deadline = time.monotonic() + timeout_s
         while True:
-            there = self.find(path)
+            there = self.find(path, accept)
             if told := is_so(there):
                 return told
             assert time.monotonic() < deadline, f"{path} stayed {json.dumps(there)[:3000]}"
             time.sleep(0.05)
 
-    def _call(self, method: str, path: str, body: Any, content: str) -> bytes:
+    def _call(self, method: str, path: str, body: Any, content: str, accept: str = ANY) -> bytes:
         connection = http.client.HTTPSConnection(self._address, context=self._tls, timeout=CALL_S)
         try:
-            headers = {"Content-Type": content} if body is not None else {}
+            headers = {"Accept": accept} | ({"Content-Type": content} if body is not None else {})
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             answer = connection.getresponse()
             told = answer.read()
