@@ -44,6 +44,14 @@ def namespace(client):
 
 
 @pytest.fixture(scope="session")
+def nodes(client):
+    """Three, without GPUs."""
+    for name in ("plain-0", "plain-1", "plain-2"):
+        client.create("/api/v1/nodes", {"kind": "Node", "metadata": {"name": name}})
+        client.until(f"/api/v1/nodes/{name}", lambda there: there["status"].get("phase") == "Running")
+
+
+@pytest.fixture(scope="session")
 def crd(plane, client):
     """Installed as a user would."""
     plane.kubectl("apply", "-f", str(CRD))

@@ -27,12 +27,6 @@ def node(client, name, labels=(), allocatable=()):
     client.create("/api/v1/nodes", body)
 
 
-@pytest.fixture(scope="module")
-def a_node(client):
-    node(client, "plain")
-    client.until("/api/v1/nodes/plain", lambda there: condition(there, "Ready") == "True")
-
-
 def pod(client, namespace, name, annotations=(), gates=()):
     spec = {
         "containers": [{"name": "main", "image": "x"}],
@@ -135,7 +129,7 @@ def test_what_is_refused_says_why(client):
     assert caught.value.code == 422
 
 
-def test_a_pod_starts_and_is_ready(client, namespace, a_node):
+def test_a_pod_starts_and_is_ready(client, namespace, nodes):
     path = pod(client, namespace, "p")
     there = client.until(path, lambda p: condition(p, "Ready") == "True" and p)
     assert there["status"]["phase"] == "Running"
@@ -144,7 +138,7 @@ def test_a_pod_starts_and_is_ready(client, namespace, a_node):
     client.until(path, lambda p: p is None)
 
 
-def test_a_closed_readiness_gate_keeps_a_pod_unready(client, namespace, a_node):
+def test_a_closed_readiness_gate_keeps_a_pod_unready(client, namespace, nodes):
     path = pod(client, namespace, "p", gates=["sluice.dev/serving"])
     client.until(path, lambda p: condition(p, "ContainersReady") == "True")
     assert condition(client.get(path), "Ready") == "False"
@@ -155,14 +149,14 @@ def test_a_closed_readiness_gate_keeps_a_pod_unready(client, namespace, a_node):
         client.until(path, lambda p, ready=ready: condition(p, "Ready") == ready)
 
 
-def test_a_slow_start_takes_its_time(client, namespace, a_node):
+def test_a_slow_start_takes_its_time(client, namespace, nodes):
     path = pod(client, namespace, "p", {"sluice.test/start-delay": "3s"})
     there = client.until(path, lambda p: condition(p, "Ready") == "True" and p)
     told = {c["type"]: control_plane._seconds(c["lastTransitionTime"]) for c in there["status"]["conditions"]}
     assert told["Ready"] - told["Initialized"] >= 2  # both are cut to seconds
 
 
-def test_a_failing_pod_crashes_with_its_message_and_recovers(client, namespace, a_node):
+def test_a_failing_pod_crashes_with_its_message_and_recovers(client, namespace, nodes):
     path = pod(client, namespace, "p", {"sluice.test/fail": "bad weights"})
     there = client.until(path, lambda p: p["status"].get("containerStatuses", [{}])[0].get("restartCount") and p)
     container = there["status"]["containerStatuses"][0]
@@ -173,7 +167,7 @@ def test_a_failing_pod_crashes_with_its_message_and_recovers(client, namespace, 
     assert healed["status"]["containerStatuses"][0]["restartCount"] == 1
 
 
-def test_an_evicted_pod_has_failed(client, namespace, a_node):
+def test_an_evicted_pod_has_failed(client, namespace, nodes):
     path = pod(client, namespace, "p")
     client.until(path, lambda p: condition(p, "Ready") == "True")
     client.merge(path, {"metadata": {"annotations": {"sluice.test/evict": "The node was low on memory."}}})
@@ -182,7 +176,7 @@ def test_an_evicted_pod_has_failed(client, namespace, a_node):
     assert condition(there, "Ready") == "False"
 
 
-def test_the_scheduler_looks_at_labels_and_gpus(client, namespace, a_node):
+def test_the_scheduler_looks_at_labels_and_gpus(client, namespace, nodes):
     node(client, "gpu", {"nvidia.com/gpu.compute.major": "10"}, {"cpu": "64", "pods": "10", "nvidia.com/gpu": "8"})
     spec = {
         "nodeSelector": {"nvidia.com/gpu.compute.major": "10"},

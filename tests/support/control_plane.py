@@ -129,6 +129,17 @@ class ControlPlane:
         path.write_text(json.dumps(self._kubeconfig(f"user-{user}", url or self.url)))
         return path
 
+    def allow_everything(self, user: str) -> None:
+        """Of an earlier operator of that name too."""
+        binding = {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": {"name": f"everything-{user}"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+            "subjects": [{"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}],
+        }
+        self.kubectl("apply", "-f", "-", stdin=json.dumps(binding))
+
     def requests(self) -> Iterator[Request]:
         """Everything that was asked so far, in order of completion. Watches are told when they end."""
         path = self.folder / "audit.log"

@@ -1,0 +1,42 @@
+"""Engines and gateways that only exist in the API: what they would answer, from what their pods' statuses say.
+
+An engine that is ready is idle and routed to; one that was told to drain is empty at once. Nothing is dialled.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from sluice_operator.__main__ import main
+from sluice_operator.names import ENGINE_ROLES, PodRole
+from sluice_operator.observed import EngineReport, GatewayReport, Load
+
+PAGES = 1000
+
+
+class KwokFleet:
+    def __init__(self):
+        self._draining = set()
+
+    async def loads(self, pods, addresses):
+        return {pod.name: self._load(pod) for pod in pods if pod.role in ENGINE_ROLES and pod.started}
+
+    async def reports(self, pods, addresses):
+        engines = tuple(
+            EngineReport(pod.name, pod.role, pod.revision, self._load(pod))
+            for pod in pods
+            if pod.role in ENGINE_ROLES and pod.ready and not pod.terminating
+        )
+        ready = [pod for pod in pods if pod.role is PodRole.GATEWAY and pod.ready and not pod.terminating]
+        return tuple(GatewayReport(pod.name, time.time(), engines=engines) for pod in ready)
+
+    async def drain(self, pod, address):
+        self._draining.add(pod)
+
+    def _load(self, pod):
+        return Load(total_pages=PAGES, draining=pod.name in self._draining, empty=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(fleet=KwokFleet()))
