@@ -148,7 +148,8 @@ def test_with_an_autoscaler_that_changes_the_number_all_the_time_too(prefill, li
 
 
 @pytest.mark.slow
-@settings(exact, max_examples=120)
+@pytest.mark.timeout(600)
+@settings(exact, max_examples=80)
 @given(sizes, limits, loaded)
 def test_many_traces_with_an_autoscaler(prefill, limit, trace):
     for killed in (False, True):
@@ -158,7 +159,8 @@ def test_many_traces_with_an_autoscaler(prefill, limit, trace):
 
 
 @pytest.mark.slow
-@settings(exact, max_examples=250)
+@pytest.mark.timeout(600)
+@settings(exact, max_examples=120)
 @given(sizes, sizes, limits, traces)
 def test_many_traces(prefill, decode, limit, trace):
     for killed in (False, True):
