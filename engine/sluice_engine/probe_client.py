@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import Any
 from urllib.parse import urlsplit
@@ -56,7 +57,9 @@ async def _exchange(host: str, port: int, path: str) -> tuple[int, bytes]:
     except IndexError as error:
         raise ValueError("no status line") from error
     finally:
-        writer.close()
+        writer.transport.abort()  # nothing more is wanted of it, and nothing of it may linger
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
 async def _body(reader: asyncio.StreamReader, headers: list[str]) -> bytes:

@@ -6,6 +6,7 @@ Plain HTTP/1.1 over asyncio. No path enqueues work anywhere: everything is answe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -72,6 +73,15 @@ class ProbeServer:
         return told if isinstance(told, Answer) else await told
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One request, and the connection's end: also of a client that does not read its answer."""
+        try:
+            await self._exchange(reader, writer)
+        finally:
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(READ_S):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -86,7 +96,7 @@ class ProbeServer:
             )
             async with asyncio.timeout(WRITE_S):
                 await writer.drain()
+                writer.close()
+                await writer.wait_closed()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
             pass  # a probe that is no HTTP gets no answer
-        finally:
-            writer.close()

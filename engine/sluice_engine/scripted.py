@@ -85,8 +85,9 @@ class ScriptedModel:
         del self._rows[row]
 
     def run(self, batch: Batch) -> tuple[SampledRow, ...]:
-        tokens_in = sum(work.q_len for work in batch.rows)
-        cost = self.script.step_cost_us + self.script.token_cost_us * tokens_in
+        cost = self.script.step_cost_us
+        if self.script.token_cost_us:
+            cost += self.script.token_cost_us * sum(work.q_len for work in batch.rows)
         if cost:
             self._sleep(cost / 1e6)
         return tuple([sampled for work in batch.rows if (sampled := self._run_row(work)) is not None])

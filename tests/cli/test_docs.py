@@ -9,8 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from sluice_engine.health.advice import ADVICE, render_table
+from sluice_engine.health.guard import Guard, Policy, Service
+from sluice_engine.health.status import debug_routes, probe_routes
+from sluice_engine.health.watched import GATEWAY_ROWS, Reason
+
 ROOT = Path(__file__).resolve().parents[2]
-MINE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md", "docs/gateway.md")
+MINE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md", "docs/gateway.md", "docs/health.md")
 DOCUMENTS = [ROOT / name for name in MINE] + sorted((ROOT / "docs" / "adr").glob("*.md"))
 
 
@@ -36,6 +41,23 @@ def test_files_that_are_spoken_of_exist(name):
     there = {path.name for path in ROOT.glob("*/**/*.py") if ".venv" not in path.parts and ".tools" not in path.parts}
     told = {Path(path).name for path in re.findall(r"`([\w/]+\.py)`", (ROOT / name).read_text())}
     assert told <= there
+
+
+def test_every_reason_is_explained_and_the_table_in_the_docs_is_that_of_the_doctor():
+    """`python -c "from sluice_engine.health.advice import *; print(render_table())"` makes it."""
+    assert list(ADVICE) == list(Reason)
+    text = (ROOT / "docs" / "health.md").read_text()
+    assert render_table() in text
+    rows = text.partition("## What to do for each reason")[2]
+    assert set(re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)) == {reason.value for reason in Reason}
+
+
+def test_the_docs_have_every_path_that_a_supervisor_answers(tmp_path):
+    guard = Guard(Service("s", "gateway", tmp_path, GATEWAY_ROWS, dict, dict), Policy())
+    text = (ROOT / "docs" / "health.md").read_text()
+    told = set(re.findall(r"(/(?:livez|readyz|startupz|health|status|metrics|debug/maintenance))\b", text))
+    told |= {f"/debug/{name}" for name in re.search(r"`/debug/\{([a-z,]+)\}`", text)[1].split(",")}  # type: ignore[index]
+    assert told == {route.split()[1] for route in (*probe_routes(guard), *debug_routes(guard))}
 
 
 def test_adrs_have_numbers_of_their_own():

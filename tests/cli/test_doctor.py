@@ -15,7 +15,7 @@ import pytest
 
 from sluice_cli.__main__ import main
 from sluice_cli.evidence import EvidenceError, open_evidence
-from sluice_engine.health import layout
+from sluice_engine.health import layout, stacks
 from sluice_engine.health.advice import ADVICE
 from sluice_engine.health.evidence import write_bundle
 from sluice_engine.health.layout import Blob, Phase, Writer
@@ -134,14 +134,15 @@ def age(copy: Path, seconds: int) -> Path:
 
 
 @pytest.fixture
-def stacks(tmp_path: Path) -> Iterator[None]:
+def answers_with_stacks(tmp_path: Path) -> Iterator[None]:
     """This process answers with its stacks as the leader does."""
     answer_with_stacks(tmp_path, "leader")
     yield
     faulthandler.unregister(STACKS_SIGNAL)
+    stacks._held.pop().close()  # held for the life of a process; ours goes on
 
 
-def test_the_stack_is_that_of_the_culprits_thread(capsys, tmp_path, recorder, stacks):
+def test_the_stack_is_that_of_the_culprits_thread(capsys, tmp_path, recorder, answers_with_stacks):
     began, over = threading.Event(), threading.Event()
 
     def waits_for_a_lock_that_nobody_gives_back() -> None:

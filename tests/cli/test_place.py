@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice_cli import place
+from sluice_cli import place, up
+from sluice_cli.stack import StackSpec
 
 
 def gateway(port: int) -> socket.socket:
@@ -41,6 +42,27 @@ def test_one_gets_the_usual_port_and_the_others_one_each(usual):
                 sock.close()
     with place.reserved_port(0) as again:
         assert again == usual
+
+
+def test_evidence_of_two_that_run_together_lies_apart_and_the_next_one_finds_the_place_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with place.evidence_directory() as first, place.evidence_directory() as second:
+        assert (first.name, second.name) == ("evidence", "evidence-2")
+        assert first.parent == tmp_path / "sluice"
+        assert [path.stat().st_mode & 0o077 for path in (first, second)] == [0, 0]
+        (first / "kept").touch()
+    with place.evidence_directory() as again:
+        assert (again / "kept").exists()
+
+
+def test_without_a_place_for_evidence_it_serves_and_says_so(monkeypatch, tmp_path, capsys):
+    (tmp_path / "sluice").write_text("a file where a folder should be")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with up._evidence() as directory:
+        assert directory is None
+    assert "evidence of incidents will end with this command" in capsys.readouterr().err
+    spec = StackSpec(None, "m", (), {}, evidence=directory)
+    assert spec.health_spec("gateway")["evidence_dir"] == ""
 
 
 def test_a_port_that_is_asked_for_is_given_once(usual):

@@ -116,6 +116,22 @@ def test_the_report_is_mirrored_and_changes_of_engines_are_told_once(recorder: R
     ]
 
 
+def test_a_large_fleet_in_trouble_fits_into_the_mirror(recorder: Recorder) -> None:
+    marks = GatewayMarks(recorder)
+    load = {
+        "running": 1 << 31,
+        "waiting": 1 << 31,
+        "max_running": 1 << 31,
+        "free_pages": 1 << 31,
+        "total_pages": 1 << 31,
+    }
+    engine = {"role": "prefill", "address": "10.0.0.1:65535", "health": "http://10.0.0.1:65535", "trouble": "x" * 5000}
+    marks.turn(0, 0, lambda: REPORT | {"engines": [engine | {"load": load, "pid": 1 << 22}] * 1000})
+    told = Copy(recorder.view).mirror(Blob.GATEWAY).value
+    assert told["queued"] == 0
+    assert len(told["engines"]) == 64
+
+
 def test_a_turn_that_fails_is_the_death_of_the_loop(recorder: Recorder) -> None:
     marks = GatewayMarks(recorder)
     marks.begin()

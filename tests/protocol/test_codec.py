@@ -67,7 +67,7 @@ names = st.lists(st.builds(RecordName, text, u32, u64), max_size=4).map(tuple)
 granted = st.builds(GrantedRecord, text, u32, u64, st.binary(max_size=16), u64, u32, u32)
 
 
-@given(st.builds(GenerateRequest, text, text, some_tokens, tokens, samplings, text, u32))
+@given(st.builds(GenerateRequest, text, text, some_tokens, tokens, samplings, text, text, u32))
 def test_generate_request(value):
     assert codec.decode_generate_request(codec.encode_generate_request(value)) == value
 
@@ -101,7 +101,7 @@ def test_token_batches(rows, step, told):
 
 @given(
     st.one_of(
-        st.builds(Open, text, text, fingerprints, st.builds(WantPrefill, some_tokens, tokens, samplings), u32, u32),
+        st.builds(Open, text, text, fingerprints, st.builds(WantPrefill, some_tokens, tokens, samplings, text, text), u32, u32),
         st.builds(Pulled),
         st.builds(Fetch, names),
     )

@@ -129,7 +129,7 @@ class LeaseClient:
     def _fetch(self, sequence: int, fetch: Fetch) -> None:
         room = self._rooms.get(sequence)
         if room is not None:
-            room.fetches.put_nowait(fetch)
+            room.fetch(fetch)
 
     def forget(self, sequence: int) -> None:
         self._rooms.pop(sequence, None)
@@ -191,7 +191,8 @@ class _ReaderLease:
         self._have_prefix = have_prefix
         self._lease = Lease(LeaseRole.READER)
         self.events: asyncio.Queue[tuple[LeaseEvent, Any]] = asyncio.Queue()
-        self.fetches: asyncio.Queue[Fetch] = asyncio.Queue()
+        self._fetches: asyncio.Queue[Fetch] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._granted: list[GrantedRecord] = []
         self._hello: SourceHello | None = None
         self._source_pid = 0
@@ -200,20 +201,18 @@ class _ReaderLease:
         self._why = ("LeaseEnded", "the source's stream ended")
 
     async def run(self) -> None:
-        tasks: list[asyncio.Task[None]] = []
         peer = self._client.enter(self._address)
         try:
             if await self._heard_hello(peer):
                 self._call = peer.stub.Lease(metadata=self._client.metadata)
                 await self._on(LeaseEvent.OPEN, None)
-                loop = asyncio.get_running_loop()
-                tasks = [loop.create_task(self._read()), loop.create_task(self._send_fetches())]
+                self._tasks.append(asyncio.get_running_loop().create_task(self._read()))
             while not self._lease.ended:
                 await self._on(*await self.events.get())
         except Exception as error:
             self._lost(error)
         finally:
-            for task in tasks:
+            for task in self._tasks:
                 task.cancel()
             if self._call is not None:
                 self._call.cancel()
@@ -226,6 +225,9 @@ class _ReaderLease:
 
     async def _heard_hello(self, peer: _Peer) -> bool:
         """Wait for the source's Hello, and for whatever may end this room before it; False when that came first."""
+        if peer.hello.done() and self.events.empty():  # all rooms of a source but the first
+            self._hello = peer.hello.result()
+            return True
         event = asyncio.ensure_future(self.events.get())
         try:
             await asyncio.wait({peer.hello, event}, return_when=asyncio.FIRST_COMPLETED)
@@ -269,9 +271,16 @@ class _ReaderLease:
         finally:
             self.events.put_nowait((last, None))
 
-    async def _send_fetches(self) -> None:
+    def fetch(self, fetch: Fetch) -> None:
+        """Stream transport: to be asked for on the lease, in order. Other rooms have no task for it."""
+        if self._fetches is None:
+            self._fetches = asyncio.Queue()
+            self._tasks.append(asyncio.get_running_loop().create_task(self._send_fetches(self._fetches)))
+        self._fetches.put_nowait(fetch)
+
+    async def _send_fetches(self, fetches: asyncio.Queue[Fetch]) -> None:
         while True:
-            fetch = await self.fetches.get()
+            fetch = await fetches.get()
             if not self._lease.ended:
                 await self._call.write(encode_reader_message(fetch))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sluice_protocol.generate import EngineHello, Load, Role
@@ -75,13 +75,14 @@ class Engine:
         return 1.0 - max(0, self.room) / max(1, self.load.max_running)
 
 
+_LOAD_TOLD = tuple(told.name for told in fields(Load) if told.name not in ("incarnation", "block_keys"))
+
+
 def load_report(load: Load | None) -> dict[str, Any] | None:
     """For people: without the block keys."""
     if load is None:
         return None
-    told = asdict(load)
-    del told["block_keys"], told["incarnation"]
-    return told
+    return {name: getattr(load, name) for name in _LOAD_TOLD}
 
 
 @dataclass(frozen=True, slots=True)

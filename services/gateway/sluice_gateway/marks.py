@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sluice_engine import hooks
@@ -13,9 +13,15 @@ from sluice_engine.health.recorder import Recorder, Row, unrecorded
 from sluice_engine.health.watched import GATEWAY_LOOP, TOKENIZER
 
 TURN_S = 0.25
+MAX_MIRRORED, MAX_TROUBLE = 64, 200
 # Until one was measured; the slowest so far counts, so that a budget is rather too long.
 NS_PER_CHARACTER = 10_000.0
 T = TypeVar("T")
+
+
+def _short(engines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What fits into a mirror of fixed size, whatever the fleet is."""
+    return [{**engine, "trouble": str(engine["trouble"])[:MAX_TROUBLE]} for engine in engines[:MAX_MIRRORED]]
 
 
 class GatewayMarks:
@@ -50,7 +56,7 @@ class GatewayMarks:
         if self._recorder is not None:
             told = report()
             self._tell_changes(self._recorder, told["engines"])
-            self._recorder.mirror(Blob.GATEWAY, told)
+            self._recorder.mirror(Blob.GATEWAY, {**told, "engines": _short(told["engines"])})
 
     def _tell_changes(self, recorder: Recorder, engines: list[Mapping[str, Any]]) -> None:
         """One line per engine that came, went, or is in another trouble than before."""

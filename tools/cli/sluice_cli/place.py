@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -93,6 +94,24 @@ def state_directory() -> Path:
     """Of this user: what outlives a `sluice up`."""
     home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(home) / "sluice"
+
+
+@contextlib.contextmanager
+def evidence_directory() -> Iterator[Path]:
+    """A private folder below the state directory, no other `sluice up`'s meanwhile. It outlives this one, and the next
+    finds it again: there are as many as ran at the same time. Raises OSError where none can be made."""
+    base = state_directory()
+    base.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        directory = base / ("evidence" if number == 1 else f"evidence-{number}")
+        directory.mkdir(mode=0o700, exist_ok=True)
+        with (directory / LOCK).open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield directory
+            return
 
 
 def write_note(url: str, model: str, *, is_ready: bool = True, services: Sequence[Mapping[str, object]] = ()) -> None:

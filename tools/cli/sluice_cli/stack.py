@@ -19,7 +19,7 @@ from typing import TextIO
 from sluice_cli import sample
 from sluice_cli.http import get_json
 from sluice_cli.liveness import look_after
-from sluice_cli.place import remove_note, state_directory, write_note
+from sluice_cli.place import remove_note, write_note
 from sluice_cli.services import Event, Service, StartFailed
 from sluice_protocol.generate import Role
 
@@ -35,7 +35,8 @@ ENGINE_MODULES = {
 @dataclass(frozen=True)
 class StackSpec:
     """`model` None: the scripted one. `engine`: fields of EngineSpec that all engines share. `api_key`: one that works,
-    for the sample question. `health`: fields of HealthSpec that all services share."""
+    for the sample question. `health`: fields of HealthSpec that all services share. `evidence`: a folder
+    that outlives the run directory; None: evidence ends with `sluice up`."""
 
     model: Path | None
     name: str
@@ -46,6 +47,7 @@ class StackSpec:
     ask_sample: bool = False
     verbose: bool = False
     health: Mapping[str, object] = field(default_factory=dict)
+    evidence: Path | None = None
 
     def engine_spec(self, role: Role, name: str, run_dir: Path, key: str) -> dict[str, object]:
         model: dict[str, object] = {"scripted": {}} if self.model is None else {"model": str(self.model)}
@@ -53,8 +55,7 @@ class StackSpec:
         return {**self.engine, **model, **named, "health": self.health_spec(name)}
 
     def health_spec(self, name: str) -> dict[str, object]:
-        """Evidence outlives the run directory, which ends with `sluice up`."""
-        return {**self.health, "evidence_dir": str(state_directory() / "evidence" / name)}
+        return {**self.health, "evidence_dir": str(self.evidence / name) if self.evidence else ""}
 
 
 class Stack:

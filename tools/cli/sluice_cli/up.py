@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import importlib.util
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from sluice_cli.default_model import default_model
-from sluice_cli.place import PortTaken, reserved_port, run_directory
+from sluice_cli.place import PortTaken, evidence_directory, reserved_port, run_directory
 from sluice_cli.stack import Stack, StackSpec
 from sluice_engine.errors import SpecError
 from sluice_engine.model.errors import ModelError
@@ -67,11 +70,23 @@ def run(args: argparse.Namespace) -> int:
         print(f"sluice up: {error}", file=sys.stderr)
         return 2
     try:
-        with reserved_port(args.port) as port, run_directory() as directory:
-            return asyncio.run(Stack(spec, port, directory).run())
+        with reserved_port(args.port) as port, run_directory() as directory, _evidence() as evidence:
+            return asyncio.run(Stack(replace(spec, evidence=evidence), port, directory).run())
     except PortTaken as error:
         print(f"sluice up: {error}", file=sys.stderr)
         return 1
+
+
+@contextlib.contextmanager
+def _evidence() -> Iterator[Path | None]:
+    """Serving does not depend on it: a home that cannot be written to is said, and None."""
+    with contextlib.ExitStack() as held:
+        try:
+            directory: Path | None = held.enter_context(evidence_directory())
+        except OSError as error:
+            print(f"sluice up: evidence of incidents will end with this command: {error}", file=sys.stderr)
+            directory = None
+        yield directory
 
 
 def read_arguments(args: argparse.Namespace) -> StackSpec:
