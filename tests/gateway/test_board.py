@@ -109,6 +109,13 @@ async def test_a_view_has_queues_rooms_pools_and_threads() -> None:
     assert view["events"] == [{"service": "decode-0", "writer": "supervisor", "age_s": 3.0, "text": "readiness: ready"}]
 
 
+async def test_the_newest_event_is_first_and_of_two_of_one_moment_the_later_one() -> None:
+    written = [("first", 9.0), ("second", 0.2), ("third", 0.2)]
+    events = [{"writer": "supervisor", "age_s": age, "text": text} for text, age in written]
+    board = StatusBoard(lambda: report("one"), "", Clock(), Supervisors(one=status("d", events=events)).ask)
+    assert [event["text"] for event in (await board.now())["events"]] == ["third", "second", "first"]
+
+
 @pytest.mark.parametrize(
     ("told", "state", "words"),
     [

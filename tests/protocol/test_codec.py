@@ -101,7 +101,9 @@ def test_token_batches(rows, step, told):
 
 @given(
     st.one_of(
-        st.builds(Open, text, text, fingerprints, st.builds(WantPrefill, some_tokens, tokens, samplings, text, text), u32, u32),
+        st.builds(
+            Open, text, text, fingerprints, st.builds(WantPrefill, some_tokens, tokens, samplings, text, text), u32, u32
+        ),
         st.builds(Pulled),
         st.builds(Fetch, names),
     )

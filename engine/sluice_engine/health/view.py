@@ -45,6 +45,7 @@ def stack_view(told: Sequence[Told]) -> dict[str, Any]:
         for service, one in zip(services, told)
         for event in (one.status or {}).get("events", ())
     ]
+    events.reverse()  # of two of one moment the later one comes first: each service tells them in order
     events.sort(key=lambda event: event["age_s"])
     return {"services": services, "events": events[:EVENTS_SHOWN]}
 
