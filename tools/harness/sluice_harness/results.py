@@ -68,8 +68,8 @@ HEADER = f"     {'row':58} {'verdict':50} exit   s to  limit  row's s"
 
 
 def summary_of(results: Sequence[Result]) -> list[str]:
-    """Counts, and how long detection took for each reason: median and worst, over what it may take. Seconds of a virtual
-    clock are none."""
+    """Counts, and how long detection took for each reason: median and worst, over what it may take; not the seconds of
+    a virtual clock."""
     by_reason: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         if result.detect_s is not None and not result.is_virtual:
