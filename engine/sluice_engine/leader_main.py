@@ -104,7 +104,7 @@ class LeaderProcess:
         await self.ranks.wait_ready()
         leader.ranks.extend(self.ranks.links)
         await warm_up(leader)
-        server, address = await start_engine_server(leader, self._hello, self._health, spec.host, spec.key)
+        server, address = await start_engine_server(leader, self._hello, self._health, spec)
         self._servers.append(server)
         settle_heap()
         say(

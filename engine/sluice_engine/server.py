@@ -18,6 +18,7 @@ from sluice_engine.grpc_options import KEY_HEADER, OPTIONS
 from sluice_engine.inspect import inspect
 from sluice_engine.leader import Leader
 from sluice_engine.publish import merge_batches
+from sluice_engine.spec import EngineSpec
 from sluice_protocol.codec import (
     MalformedMessage,
     decode_generate_request,
@@ -137,12 +138,12 @@ def build_server(key: str) -> grpc.aio.Server:
 
 
 async def start_engine_server(
-    leader: Leader, hello: Callable[[], EngineHello], health: HealthServicer, host: str, key: str
+    leader: Leader, hello: Callable[[], EngineHello], health: HealthServicer, spec: EngineSpec
 ) -> tuple[grpc.aio.Server, str]:
-    """(server, address): a port picked by the system."""
-    server = build_server(key)
+    """(server, address). Raises RuntimeError when the port is taken."""
+    server = build_server(spec.key)
     engine_pb2_grpc.add_EngineServicer_to_server(EngineService(leader, hello), server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    port = server.add_insecure_port(f"{host}:0")
+    port = server.add_insecure_port(f"{spec.host}:{spec.ports.engine}")
     await server.start()
-    return server, f"{host}:{port}"
+    return server, f"{spec.host}:{port}"

@@ -46,6 +46,18 @@ class ScriptedSpec(msgspec.Struct, frozen=True):
     config: str = ""
 
 
+class PortSpec(msgspec.Struct, frozen=True):
+    """TCP ports; 0: the system picks one. `engine`, `source`: the leader's two gRPC servers. `probe`: the supervisor's.
+
+    `transfer`: the range for NIXL as UCX takes it, "23000-23020"; empty: any. Pods want them fixed for their policies.
+    """
+
+    engine: int = 0
+    source: int = 0
+    probe: int = 0
+    transfer: str = ""
+
+
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Zeros and empty strings mean: derived from the model.
 
@@ -71,6 +83,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     transport: str = "nixl"
     verify: str = "full"
     host: str = "127.0.0.1"
+    ports: PortSpec = PortSpec()
     key: str = ""
     threads: int = 1
     perturb: int | None = None

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from sluice_engine import hooks
+from sluice_engine.errors import SpecError
 from sluice_engine.health.guard import Guard, Service
 from sluice_engine.health.reading import Exit
 from sluice_engine.health.verdict import Verdict
@@ -99,7 +100,7 @@ class Supervisor:
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, self._stopping.set)
         self._memory = create_memory(self._resolved.layouts, self._resolved.pools, self.spec.name)
-        await self.guard.start(self.spec.host)
+        await self.guard.start(self.spec.host, self.spec.ports.probe)
         announce(self.guard, self.spec.host)
         tasks: list[asyncio.Task[Any]] = [loop.create_task(self._stopping.wait())]
         try:
@@ -249,6 +250,7 @@ class Supervisor:
             SidecarRole.SOURCE if spec.role is Role.PREFILL else SidecarRole.READER,
             VerifyPolicy(VerifyLevel(spec.verify)),
             one_host=spec.host.startswith("127."),
+            tcp_port_range=spec.ports.transfer,
         )
         self._sidecar_counter += 1
         fd = write_spec(told)
@@ -361,19 +363,40 @@ async def _connect_zygote(path: str) -> socket.socket:
                 await asyncio.sleep(0.05)
 
 
+def own_spec(path: Path, name: str, host: str, key_file: Path | None) -> tuple[EngineSpec, Path]:
+    """The spec with what only this container knows, and the file that leader and rank find it in: for nobody else to
+    read, since it holds the key. Raises SpecError."""
+    spec = load_spec(path)
+    if not name and not host and key_file is None:
+        return spec, path
+    try:
+        key = spec.key if key_file is None else key_file.read_text().strip()
+        spec = msgspec.structs.replace(spec, name=name or spec.name, host=host or spec.host, key=key)
+        own = Path(spec.run_dir) / "spec.json"
+        own.unlink(missing_ok=True)
+        own.touch(mode=0o600)
+        own.write_bytes(msgspec.json.encode(spec))
+    except OSError as error:
+        raise SpecError(f"engine spec {path}: {error}") from error
+    return spec, own
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Run one engine of Sluice and watch it")
     parser.add_argument("--spec", type=Path, required=True, help="engine spec (JSON)")
+    parser.add_argument("--name", default="", help="instead of the spec's: one spec serves many pods")
+    parser.add_argument("--host", default="", help="instead of the spec's: the pod's address")
+    parser.add_argument("--key-file", type=Path, help="holds the key, instead of the spec's")
     parser.add_argument("--zygote", default="", help="socket of a zygote that several engines share")
     parser.add_argument("--parent", type=int, default=0, help="end when this process ends")
     args = parser.parse_args(argv)
     if args.parent:
         die_with_parent(args.parent, signal.SIGTERM)
     try:
-        spec = load_spec(args.spec)
+        spec, path = own_spec(args.spec, args.name, args.host, args.key_file)
         if spec.faults:
             hooks.arm(spec.faults)
-        return asyncio.run(_run(spec, args.spec, args.zygote))
+        return asyncio.run(_run(spec, path, args.zygote))
     except Exception as error:
         say("died", cause=f"{type(error).__name__}: {error}")
         return 1

@@ -87,7 +87,9 @@ class Transport:
             # Kept: a gRPC server that nobody holds is shut down.
             read = self._read_records if self.spec.transport == "stream" else None
             self._server = SourceServer(self._thread, self._hello, read)
-            self.source_address = await self._thread.run(self._server.start(self.spec.host, self.spec.key))
+            self.source_address = await self._thread.run(
+                self._server.start(self.spec.host, self.spec.key, self.spec.ports.source)
+            )
         else:
             client = LeaseClient(self._thread, self.resolved.fingerprint, self.spec.key, self.attach, self._feed)
             self.leader.rooms.leases = self._client = client

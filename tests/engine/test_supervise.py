@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 import sys
 from collections.abc import Sized
 
 import pytest
 
 from sluice_engine import supervise, supervision, wire
-from sluice_engine.errors import RankFault
+from sluice_engine.errors import RankFault, SpecError
 from sluice_engine.rank import LoadProgress, RankFailed, RankHello, RankReady, StepExecuted, encode_rank_message
 from sluice_engine.rank_server import RankServer
 from sluice_engine.step import StepResult
@@ -176,3 +178,55 @@ async def test_what_comes_after_the_first_event_is_not_lost(monkeypatch):
         break
     seen += [event["event"] async for event in supervision.child_events(process)]
     assert seen == [str(number) for number in range(100)]
+
+
+def test_a_container_adds_what_only_it_knows_to_a_spec_that_many_share(tmp_path):
+    path, key = tmp_path / "spec.json", tmp_path / "key"
+    path.write_text(json.dumps({"role": "decode", "name": "decode", "run_dir": str(tmp_path / "run"), "key": ""}))
+    key.write_text("secret\n")
+    assert supervise.own_spec(path, "", "", None)[1] == path
+    with pytest.raises(SpecError, match="run"):
+        supervise.own_spec(path, "pod-1", "10.0.0.1", key)
+    (tmp_path / "run").mkdir()
+    spec, own = supervise.own_spec(path, "pod-1", "10.0.0.1", key)
+    assert (spec.name, spec.host, spec.key) == ("pod-1", "10.0.0.1", "secret")
+    assert supervise.load_spec(own) == spec
+    assert own.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.process
+@pytest.mark.timeout(60)
+async def test_fixed_ports_are_those_that_answer(tmp_path):
+    with contextlib.ExitStack() as taken:
+        free = []
+        for _ in range(3):
+            sock = taken.enter_context(socket.socket())
+            sock.bind(("127.0.0.1", 0))
+            free.append(sock.getsockname()[1])
+    ports = dict(zip(("engine", "source", "probe"), free))
+    spec = {
+        "role": "prefill",
+        "name": "p",
+        "run_dir": str(tmp_path),
+        "scripted": {},
+        "transport": "stream",
+        "ports": ports,
+    }
+    (tmp_path / "in.json").write_text(json.dumps(spec))
+    argv = ("-m", "sluice_prefill", "--spec", str(tmp_path / "in.json"), "--name", "pod-1")
+    process = await asyncio.create_subprocess_exec(sys.executable, *argv, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            event = json.loads(line)
+            if event["event"] == "ready":
+                break
+        assert event["address"] == f"127.0.0.1:{ports['engine']}"
+        assert event["source_address"] == f"127.0.0.1:{ports['source']}"
+        reader, writer = await asyncio.open_connection("127.0.0.1", ports["probe"])
+        writer.write(b"GET /startupz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b" 200 " in await reader.readline()
+        writer.close()
+    finally:
+        process.terminate()
+        await process.wait()

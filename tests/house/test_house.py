@@ -12,7 +12,17 @@ import pytest
 from sluice_gateway.reasons import POLICIES
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("records", "protocol", "kernels", "engine", "services", "tools/cli", "tools/harness", "tools/faults")
+PACKAGES = (
+    "records",
+    "protocol",
+    "kernels",
+    "engine",
+    "services",
+    "operator",
+    "tools/cli",
+    "tools/harness",
+    "tools/faults",
+)
 
 
 def python_files() -> list[Path]:
@@ -38,6 +48,7 @@ def test_no_module_is_named_after_nothing():
         ("nixl_cu13", ("nixl.py",)),
         ("fastapi", ("services/gateway",)),
         ("pydantic", ("services/gateway",)),
+        ("kopf", tuple(f"sluice_operator/{room}.py" for room in ("handlers", "observe", "apply", "__main__"))),
     ],
 )
 def test_a_library_is_met_in_its_own_rooms_only(library, allowed):
@@ -55,7 +66,7 @@ def test_a_library_is_met_in_its_own_rooms_only(library, allowed):
     "module",
     ["sluice_records", "sluice_protocol.codec", "sluice_engine.supervise", "sluice_engine.leader_main",
      "sluice_engine.transport", "sluice_engine.transfer.sidecar", "sluice_gateway.__main__",
-     "sluice_gateway.supervised", "sluice_cli.__main__"],
+     "sluice_gateway.supervised", "sluice_operator.plan", "sluice_cli.__main__"],
 )  # fmt: skip
 def test_torch_is_imported_on_the_ranks_side_only(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"

@@ -13,6 +13,7 @@ from pathlib import Path
 from grpc_tools import protoc
 
 from sluice_engine.health import metrics
+from sluice_operator.api import crd, reference
 from sluice_protocol import lease
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +39,8 @@ def main() -> int:
     rendered = render_protos() | {
         "docs/protocol.md": lease.render_markdown(),
         "docs/metrics.md": metrics.render_markdown(),
+        "docs/modeldeployment.md": reference.render_markdown(),
+        "charts/sluice-crds/templates/modeldeployments.yaml": crd.render_yaml(),
     }
     stale = [name for name, text in rendered.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != text]
     if "--check" in sys.argv[1:]:
@@ -45,6 +48,7 @@ def main() -> int:
             print(f"stale: {name} (run `make proto`)", file=sys.stderr)
         return 1 if stale else 0
     for name in stale:
+        (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / name).write_text(rendered[name])
         print(f"wrote {name}")
     return 0

@@ -108,8 +108,8 @@ class Guard:
     def evidence_dir(self) -> Path:
         return self.policy.evidence_dir or self.service.run_dir / "evidence"
 
-    async def start(self, host: str) -> None:
-        self.probe_port = await self._probes.start(host)
+    async def start(self, host: str, port: int = 0) -> None:
+        self.probe_port = await self._probes.start(host, port)
         self.debug_port = await self._debug.start("127.0.0.1", self.policy.debug_port)
 
     async def stop(self) -> None:

@@ -91,13 +91,13 @@ class SourceServer:
         self._service = SourceService(thread, hello, read_records)
         self._server: grpc.aio.Server | None = None
 
-    async def start(self, host: str, key: str) -> str:
-        """The address: a port picked by the system."""
+    async def start(self, host: str, key: str, port: int = 0) -> str:
+        """The address; port 0: picked by the system. Raises RuntimeError when it is taken."""
         self._server = build_server(key)
         source_pb2_grpc.add_SourceServicer_to_server(self._service, self._server)
-        port = self._server.add_insecure_port(f"{host}:0")
+        bound = self._server.add_insecure_port(f"{host}:{port}")
         await self._server.start()
-        return f"{host}:{port}"
+        return f"{host}:{bound}"
 
 
 def _compare(mine: SourceHello, fingerprint: Fingerprint) -> Refused | None:

@@ -34,7 +34,8 @@ REFUSED = 2
 
 @dataclass(frozen=True, slots=True)
 class GatewaySpec:
-    """`arguments`: of sluice_gateway. `faults`: as in EngineSpec."""
+    """`arguments`: of sluice_gateway. `faults`: as in EngineSpec. `probe_port` 0: the system picks one. `stop_s`: how
+    long the gateway may take to end; more than its --shutdown-s."""
 
     name: str
     run_dir: Path
@@ -42,6 +43,8 @@ class GatewaySpec:
     health: HealthSpec
     host: str = "127.0.0.1"
     faults: str = ""
+    probe_port: int = 0
+    stop_s: float = STOP_S
 
 
 class GatewaySupervisor:
@@ -66,7 +69,7 @@ class GatewaySupervisor:
         guard, loop = self.guard, asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, guard.stopping.set)
-        await guard.start(self.spec.host)
+        await guard.start(self.spec.host, self.spec.probe_port)
         announce(guard, self.spec.host)
         gateway = self._gateway = await self._spawn()
         watching = loop.create_task(guard.run())
@@ -102,7 +105,7 @@ class GatewaySupervisor:
         with contextlib.suppress(ProcessLookupError):
             gateway.terminate()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(gateway.wait(), STOP_S)
+            await asyncio.wait_for(gateway.wait(), self.spec.stop_s)
         say("stopped")
         return 0
 
@@ -137,6 +140,8 @@ def parse_arguments(argv: Sequence[str]) -> tuple[GatewaySpec, int]:
     )
     parser.add_argument("--health", default="{}", metavar="JSON", help="fields of HealthSpec")
     parser.add_argument("--probe-host", default="127.0.0.1", help="where the probes answer")
+    parser.add_argument("--probe-port", type=int, default=0, help="0: the system picks one")
+    parser.add_argument("--stop-s", type=float, default=STOP_S, help="how long it may take to end, then it is killed")
     parser.add_argument("--parent", type=int, default=0, help="end when this process ends")
     parser.add_argument("--faults", default="", help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs="*", help="of sluice_gateway, after --")
@@ -147,7 +152,14 @@ def parse_arguments(argv: Sequence[str]) -> tuple[GatewaySpec, int]:
         parser.error(f"--health: {error}")
     args.run_dir.mkdir(parents=True, exist_ok=True)
     return GatewaySpec(
-        args.name, args.run_dir, tuple(args.arguments), health, args.probe_host, args.faults
+        args.name,
+        args.run_dir,
+        tuple(args.arguments),
+        health,
+        args.probe_host,
+        args.faults,
+        args.probe_port,
+        args.stop_s,
     ), args.parent
 
 

@@ -6,7 +6,7 @@ import argparse
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
-from sluice_cli import chaos, chat, doctor, size, status, up
+from sluice_cli import chaos, chat, doctor, plan, size, status, up
 
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "up": (up, "start gateway, prefill and decode on this machine"),
@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "status": (status, "show what runs, who is stuck, queues, rooms and caches"),
     "doctor": (doctor, "say what was wrong with a service that died or froze"),
     "size": (size, "say what a model's caches weigh, and what fits"),
+    "plan": (plan, "say what the operator would do with a ModelDeployment, without a cluster"),
     "chaos": (chaos, "break it on purpose: the fault matrix, storms of clients that go away"),
 }
 

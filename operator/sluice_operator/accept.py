@@ -1,0 +1,262 @@
+"""What admission cannot see, as an ordered list of checks: the first that objects is the reason of Accepted=False."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from sluice_operator.api.crd import MAX_NAME
+from sluice_operator.api.spec import ModelDeploymentSpec
+from sluice_operator.api.value import Invalid, Problem, from_json
+from sluice_operator.names import MAIN_CONTAINER, PREFIX
+from sluice_operator.reasons import Reason
+
+Objection = tuple[Reason, Problem]
+SpecCheck = Callable[[str, ModelDeploymentSpec], Iterator[Objection]]
+
+_POD_FORBIDDEN = {
+    "restartPolicy": "pods of a Deployment are always restarted",
+    "terminationGracePeriodSeconds": "it follows from drain.timeoutSeconds",
+    "serviceAccountName": "each role has its own account",
+    "serviceAccount": "each role has its own account",
+    "automountServiceAccountToken": "engines get no token",
+    "readinessGates": "the operator has one of its own",
+    "activeDeadlineSeconds": "engines run until they are drained",
+    "hostNetwork": "ports are fixed and policies need pod addresses",
+    "hostPID": "the restricted profile forbids it",
+    "hostIPC": "the restricted profile forbids it",
+    "hostname": "pods are told apart by their own names",
+    "subdomain": "pods are told apart by their own names",
+    "nodeName": "the scheduler places pods; use nodeSelector",
+}
+_MAIN_FORBIDDEN = {
+    "command": "the operator starts engine and gateway",
+    "args": "the operator starts engine and gateway",
+    "image": "it is spec.image",
+    "imagePullPolicy": "it is spec.image.pullPolicy",
+    "ports": "they are fixed",
+    "livenessProbe": "probes are the operator's; see spec.probes",
+    "readinessProbe": "probes are the operator's; see spec.probes",
+    "startupProbe": "probes are the operator's; see spec.probes.startupMaxSeconds",
+    "lifecycle": "pods end by a drain",
+    "terminationMessagePath": "the supervisor writes the cause of death there",
+    "terminationMessagePolicy": "the supervisor writes the cause of death there",
+    "stdin": "nobody answers",
+    "tty": "nobody answers",
+    "workingDir": "it is the image's",
+}
+_ENV_FORBIDDEN_PREFIXES = ("SLUICE_", "UCX_", "NIXL_")
+_ENV_FORBIDDEN = ("POD_NAME", "POD_IP", "POD_NAMESPACE", "HOME", "HF_HUB_OFFLINE")
+# Volumes and mounts that the operator makes.
+_VOLUMES = ("spec", "key", "tls", "run", "evidence", "tmp", "model", "tokenizer", "api-keys")
+_METADATA = ("labels", "annotations")
+
+
+def parse(name: str, raw: object) -> ModelDeploymentSpec | tuple[Objection, ...]:
+    """The spec with its defaults, or all that is wrong with it, in the order of importance."""
+    try:
+        spec = from_json(ModelDeploymentSpec, raw, "spec")
+    except Invalid as error:
+        return tuple((Reason.SPEC_INVALID, problem) for problem in error.problems)
+    found = tuple(objection for check in CHECKS for objection in check(name, spec))
+    return found or spec
+
+
+def _name(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
+    first = name[:1]
+    plain = all(c.isdigit() or ("a" <= c <= "z") or c == "-" for c in name)
+    if not (plain and "a" <= first <= "z" and not name.endswith("-") and len(name) <= MAX_NAME):
+        remedy = f"give at most {MAX_NAME} lower-case letters, digits and '-', a letter first"
+        yield Reason.SPEC_INVALID, Problem("metadata.name", f"is {name[:80]!r}", remedy)
+
+
+def _rules(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
+    """The CEL rules once more, for a file that no API server has seen. tests/operator holds both against each other."""
+
+    def bad(path: str, problem: str, remedy: str) -> Objection:
+        return Reason.SPEC_INVALID, Problem(path, problem, remedy)
+
+    if spec.model.hub is not None and not spec.model.uri.startswith("hf://"):
+        yield bad("spec.model.hub", "is for hf:// models only", "remove it")
+    if (spec.image.tag is None) == (spec.image.digest is None):
+        yield bad("spec.image", "needs exactly one of tag and digest", "set one and remove the other")
+    if spec.precision.kv.value == "Auto" and spec.precision.index_keys.value != "Auto":
+        yield bad("spec.precision.indexKeys", "needs kv", "set kv, or leave both Auto")
+    if (spec.accelerator.type.value == "GPU") != (spec.accelerator.gpu is not None):
+        yield bad("spec.accelerator.gpu", "belongs to type GPU", "set gpu: {} with it, remove gpu with type CPU")
+    scaling = spec.decode.scaling
+    if (scaling.mode.value == "Auto") != (scaling.auto is not None):
+        yield bad("spec.decode.scaling.auto", "belongs to mode Auto", "set it with Auto, remove it otherwise")
+    if scaling.auto is not None and scaling.auto.min_replicas > scaling.auto.max_replicas:
+        yield bad("spec.decode.scaling.auto", "has minReplicas above maxReplicas", "raise one or lower the other")
+    if not spec.rollout.max_surge and not spec.rollout.max_unavailable:
+        yield bad("spec.rollout", "has maxSurge and maxUnavailable both 0", "raise one")
+
+
+def _tensor(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
+    for role, engine in (("prefill", spec.prefill), ("decode", spec.decode)):
+        if engine.parallelism.tensor > 1:
+            path = f"spec.{role}.parallelism.tensor"
+            yield Reason.TENSOR_UNSUPPORTED, Problem(path, f"is {engine.parallelism.tensor}", "set it to 1")
+
+
+def _templates(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
+    for role, template in (
+        ("prefill", spec.prefill.template),
+        ("decode", spec.decode.template),
+        ("gateway", spec.gateway.template),
+    ):
+        for problem in template_problems(template, f"spec.{role}.template"):
+            yield Reason.TEMPLATE_INVALID, problem
+
+
+CHECKS: tuple[SpecCheck, ...] = (_name, _rules, _tensor, _templates)
+
+
+# -- templates --------------------------------------------------------------------------------------------------------
+
+
+def template_problems(template: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    """What is the operator's, and what is of no shape that could be a pod's. The rest is for the dry run to find."""
+    for name in template:
+        if name not in ("metadata", "spec"):
+            yield Problem(f"{path}.{name}", "is no part of a pod template", "leave only metadata and spec")
+    yield from _metadata(template.get("metadata"), f"{path}.metadata")
+    pod = template.get("spec")
+    if pod is None:
+        return
+    if not isinstance(pod, Mapping):
+        yield Problem(f"{path}.spec", "is no object", "give a PodSpec")
+        return
+    yield from _forbidden(pod, _POD_FORBIDDEN, f"{path}.spec")
+    yield from _shapes(pod, f"{path}.spec")
+    yield from _volumes(pod, f"{path}.spec.volumes")
+    for field in ("containers", "initContainers", "ephemeralContainers"):
+        yield from _containers(pod.get(field), f"{path}.spec.{field}", is_main_allowed=field == "containers")
+
+
+def _metadata(meta: Any, path: str) -> Iterator[Problem]:
+    if meta is None:
+        return
+    if not isinstance(meta, Mapping):
+        yield Problem(path, "is no object", "give labels and annotations")
+        return
+    for field, values in meta.items():
+        if field not in _METADATA:
+            yield Problem(f"{path}.{field}", "is not for a template", "leave only labels and annotations")
+        elif not isinstance(values, Mapping):
+            yield Problem(f"{path}.{field}", "is no object", "give strings by name")
+        else:
+            for key, value in values.items():
+                if str(key).startswith((f"{PREFIX}/", "app.kubernetes.io/")):
+                    yield Problem(f"{path}.{field}[{key}]", "is the operator's", "remove it")
+                elif not isinstance(value, str):
+                    yield Problem(f"{path}.{field}[{key}]", "is no string", "put it in quotes")
+
+
+def _forbidden(there: Mapping[str, Any], forbidden: Mapping[str, str], path: str) -> Iterator[Problem]:
+    for field, why in forbidden.items():
+        if field in there:
+            yield Problem(f"{path}.{field}", f"is the operator's ({why})", "remove it")
+
+
+# What we join with our own: it must have the shape that it has in a pod.
+_OBJECTS, _LISTS = (
+    ("affinity", "securityContext", "nodeSelector"),
+    ("topologySpreadConstraints", "tolerations", "volumes"),
+)
+_MORE_LISTS = ("imagePullSecrets", "resourceClaims")
+
+
+def _shapes(pod: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    for field in _OBJECTS:
+        if not isinstance(pod.get(field, {}), Mapping):
+            yield Problem(f"{path}.{field}", "is no object", "give an object or remove it")
+    for field in (*_LISTS, *_MORE_LISTS):
+        yield from _list_of_objects(pod.get(field), f"{path}.{field}")
+    affinity = pod.get("affinity")
+    if isinstance(affinity, Mapping):
+        yield from _affinity(affinity, f"{path}.affinity")
+
+
+def _affinity(affinity: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    for field in ("nodeAffinity", "podAffinity"):
+        part = affinity.get(field)
+        if part is not None and not isinstance(part, Mapping):
+            yield Problem(f"{path}.{field}", "is no object", "give an object or remove it")
+    node = affinity.get("nodeAffinity")
+    if isinstance(node, Mapping):
+        key = "requiredDuringSchedulingIgnoredDuringExecution"
+        required = node.get(key)
+        if required is not None and not isinstance(required, Mapping):
+            yield Problem(f"{path}.nodeAffinity.{key}", "is no object", "give nodeSelectorTerms")
+        elif required is not None:
+            where = f"{path}.nodeAffinity.{key}.nodeSelectorTerms"
+            yield from _list_of_objects(required.get("nodeSelectorTerms"), where)
+            for number, term in enumerate(required.get("nodeSelectorTerms") or ()):
+                if isinstance(term, Mapping):
+                    yield from _list_of_objects(term.get("matchExpressions"), f"{where}[{number}].matchExpressions")
+    pod = affinity.get("podAffinity")
+    if isinstance(pod, Mapping):
+        for rule in ("required", "preferred"):
+            key = f"{rule}DuringSchedulingIgnoredDuringExecution"
+            yield from _list_of_objects(pod.get(key), f"{path}.podAffinity.{key}")
+
+
+def _list_of_objects(value: Any, path: str) -> Iterator[Problem]:
+    if value is None:
+        return
+    if not isinstance(value, list):
+        yield Problem(path, "is no list", "give a list or remove it")
+        return
+    for number, item in enumerate(value):
+        if not isinstance(item, Mapping):
+            yield Problem(f"{path}[{number}]", "is no object", "give an object")
+
+
+def _volumes(pod: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    volumes = pod.get("volumes")
+    for number, volume in enumerate(volumes if isinstance(volumes, list) else ()):
+        if isinstance(volume, Mapping) and volume.get("name") in _VOLUMES:
+            yield Problem(f"{path}[{number}].name", f"{volume['name']!r} is a volume of the operator", "rename it")
+
+
+def _containers(containers: Any, path: str, *, is_main_allowed: bool) -> Iterator[Problem]:
+    yield from _list_of_objects(containers, path)
+    seen: set[Any] = set()
+    for number, container in enumerate(containers if isinstance(containers, list) else ()):
+        if not isinstance(container, Mapping):
+            continue
+        here, name = f"{path}[{number}]", container.get("name")
+        if not isinstance(name, str) or not name:
+            yield Problem(f"{here}.name", "is missing", f"name it; the engine or gateway is {MAIN_CONTAINER!r}")
+        elif name in seen:
+            yield Problem(f"{here}.name", f"{name!r} is there twice", "rename one")
+        elif name == MAIN_CONTAINER and is_main_allowed:
+            yield from _main(container, here)
+        elif name in (MAIN_CONTAINER, "download", "tokenizer"):
+            yield Problem(f"{here}.name", f"{name!r} is the operator's", "rename it")
+        seen.add(str(name))
+
+
+def _main(container: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    yield from _forbidden(container, _MAIN_FORBIDDEN, path)
+    for field in ("resources", "securityContext"):
+        if not isinstance(container.get(field, {}), Mapping):
+            yield Problem(f"{path}.{field}", "is no object", "give an object or remove it")
+    for field in ("env", "volumeMounts", "envFrom"):
+        yield from _list_of_objects(container.get(field), f"{path}.{field}")
+    env = container.get("env")
+    for number, variable in enumerate(env if isinstance(env, list) else ()):
+        name = str(variable.get("name", "")) if isinstance(variable, Mapping) else ""
+        if name.startswith(_ENV_FORBIDDEN_PREFIXES) or name in _ENV_FORBIDDEN:
+            yield Problem(f"{path}.env[{number}].name", f"{name!r} is the operator's", "remove it")
+    resources = container.get("resources")
+    for field in ("limits", "requests", "claims"):
+        part = resources.get(field) if isinstance(resources, Mapping) else None
+        if field != "claims" and part is not None and not isinstance(part, Mapping):
+            yield Problem(f"{path}.resources.{field}", "is no object", "give quantities by name")
+        elif isinstance(part, Mapping) and "nvidia.com/gpu" in part:
+            yield Problem(f"{path}.resources.{field}[nvidia.com/gpu]", "is parallelism.tensor", "remove it")
+        elif field == "claims":
+            yield from _list_of_objects(part, f"{path}.resources.claims")

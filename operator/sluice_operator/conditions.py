@@ -1,0 +1,225 @@
+"""Conditions: one small function each, over what plan has found out. The first broken link is the reason of all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sluice_operator import rollout
+from sluice_operator.accept import Objection
+from sluice_operator.api.enums import ConditionStatus, ScalingMode
+from sluice_operator.api.spec import ModelDeploymentSpec
+from sluice_operator.api.status import MAX_MESSAGE, Condition
+from sluice_operator.failing import why_not_ready
+from sluice_operator.moments import rfc3339, seconds
+from sluice_operator.names import ENGINE_ROLES, PodRole
+from sluice_operator.observed import Observed, Pod, Revision
+from sluice_operator.placement import Placement
+from sluice_operator.reasons import Reason, tell
+from sluice_operator.rollout import RolloutView
+
+CHAIN = ("Accepted", "Placed", "PrefillReady", "DecodeReady", "GatewayReady", "Routable")
+RECENT_S = 600.0
+TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What plan has found out. `spec` None: it could not be read. `objection`: why the spec is not accepted.
+
+    `target`: the revision that serves or is being rolled out; `held`: the wanted one, taken back.
+    """
+
+    observed: Observed
+    now: float
+    spec: ModelDeploymentSpec | None
+    wanted: Mapping[PodRole, int]
+    target: str = ""
+    objection: Objection | None = None
+    placement: Placement | None = None
+    view: RolloutView | None = None
+    held: Revision | None = None
+    incident_times: tuple[str, ...] = field(default=())
+
+    @property
+    def startup_max_s(self) -> float:
+        return float(self.spec.probes.startup_max_seconds) if self.spec is not None else 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    type: str
+    status: ConditionStatus
+    reason: Reason
+    message: str
+
+
+def conditions(found: Findings) -> tuple[Finding, ...]:
+    links = (
+        _accepted(found),
+        _placed(found),
+        *(_role_ready(found, role) for role in PodRole),
+        _routable(found),
+    )
+    return (*links, _progressing(found), _degraded(found), _ready(found, links))
+
+
+def first_broken(findings: Iterable[Finding]) -> Finding | None:
+    links = {finding.type: finding for finding in findings}
+    return next((links[name] for name in CHAIN if links[name].status is not TRUE), None)
+
+
+def dated(findings: Iterable[Finding], old: Iterable[Condition], generation: int, now: float) -> tuple[Condition, ...]:
+    """With the time of the last transition, which is now only where the status has changed."""
+    before = {condition.type: condition for condition in old}
+    told = []
+    for finding in findings:
+        last = before.get(finding.type)
+        keeps = last is not None and last.status is finding.status and seconds(last.last_transition_time) is not None
+        since = last.last_transition_time if keeps and last is not None else rfc3339(now)
+        message = finding.message[:MAX_MESSAGE]
+        told.append(Condition(finding.type, finding.status, finding.reason.value, message, generation, since))
+    return tuple(told)
+
+
+def _accepted(found: Findings) -> Finding:
+    if found.objection is None:
+        return Finding("Accepted", TRUE, Reason.ACCEPTED, tell(Reason.ACCEPTED))
+    reason, problem = found.objection
+    return Finding("Accepted", FALSE, reason, f"{problem}. {tell(reason)}")
+
+
+def _placed(found: Findings) -> Finding:
+    placement = found.placement
+    if placement is None:
+        return Finding("Placed", UNKNOWN, Reason.NOT_ACCEPTED, tell(Reason.NOT_ACCEPTED))
+    if placement.status is UNKNOWN and _has_place(found):
+        return Finding("Placed", TRUE, Reason.PLACED, "Pods of each role have found nodes.")
+    return Finding("Placed", placement.status, placement.reason, placement.message)
+
+
+def _has_place(found: Findings) -> bool:
+    """Without a right to see nodes, that the scheduler has found some and complains of none is all there is to know."""
+    wanted = [role for role in ENGINE_ROLES if found.wanted.get(role, 0)]
+    return all(any(pod.node for pod in found.observed.members(role)) for role in wanted)
+
+
+def _role_ready(found: Findings, role: PodRole) -> Finding:
+    """Only pods of the target count: older ones serve, but they are not what was asked for."""
+    name = f"{role.value.capitalize()}Ready"
+    members = found.observed.members(role, None if role is PodRole.GATEWAY else found.target)
+    wanted, ready = found.wanted.get(role, 0), [pod for pod in members if pod.ready]
+    if not wanted:
+        return Finding(name, FALSE, Reason.SCALED_TO_ZERO, tell(Reason.SCALED_TO_ZERO))
+    if len(ready) >= wanted:
+        return Finding(name, TRUE, Reason.ALL_READY, f"{len(ready)} of {wanted} pods are ready.")
+    counted = f"{len(ready)} of {wanted} pods are ready."
+    reason, detail = _worst(members, found)
+    if reason in (Reason.STARTING, Reason.UNSCHEDULABLE) and role in ENGINE_ROLES and _serves_elsewhere(found):
+        return Finding(name, FALSE, Reason.ROLLING_OUT, f"{counted} {tell(Reason.ROLLING_OUT, detail)}")
+    if role is PodRole.DECODE and reason is Reason.STARTING and len(ready) >= _least(found.spec):
+        return Finding(name, TRUE, Reason.SCALING, f"{counted} {detail}")
+    return Finding(name, FALSE, reason, f"{counted} {tell(reason, detail)}")
+
+
+def _worst(members: Iterable[Pod], found: Findings) -> tuple[Reason, str]:
+    """What is least likely to pass by itself, in the order of Reason."""
+    told = [why_not_ready(pod, found.now, found.startup_max_s) for pod in members if not pod.ready]
+    order = (
+        Reason.CONTAINER_CONFIG_ERROR,
+        Reason.IMAGE_PULL_FAILED,
+        Reason.CRASH_LOOP,
+        Reason.STARTUP_TIMED_OUT,
+        Reason.NOT_READY,
+        Reason.UNSCHEDULABLE,
+        Reason.STARTING,
+    )
+    return min(told, key=lambda pair: (order.index(pair[0]), pair[1]), default=(Reason.STARTING, ""))
+
+
+def _serves_elsewhere(found: Findings) -> bool:
+    return found.view is not None and rollout.is_rolling(found.view)
+
+
+def _least(spec: ModelDeploymentSpec | None) -> int:
+    """With a number that others change all the time, a pod that is still starting is no fault."""
+    if spec is None or spec.decode.scaling.mode is ScalingMode.STATIC:
+        return 1 << 30
+    auto = spec.decode.scaling.auto
+    return max(1, auto.min_replicas if auto is not None else 1)
+
+
+def _routable(found: Findings) -> Finding:
+    observed = found.observed
+    if observed.routed is None:
+        silent = sorted(observed.ready_gateways - {report.pod for report in observed.gateways})
+        detail = f"{silent[0]} has not reported." if silent else "No gateway is ready."
+        return Finding("Routable", UNKNOWN, Reason.NO_GATEWAY_REPORT, tell(Reason.NO_GATEWAY_REPORT, detail))
+    told = observed.fingerprints
+    seen = {
+        role: {told[p.name] for p in observed.members(role, found.target) if observed.is_useful(p) and p.name in told}
+        for role in ENGINE_ROLES
+    }
+    pairs = seen[PodRole.PREFILL] & seen[PodRole.DECODE]
+    if pairs:
+        return Finding("Routable", TRUE, Reason.ROUTED, tell(Reason.ROUTED))
+    return Finding("Routable", FALSE, Reason.NO_PAIR, tell(Reason.NO_PAIR))
+
+
+def _progressing(found: Findings) -> Finding:
+    def told(status: ConditionStatus, reason: Reason, detail: str = "") -> Finding:
+        return Finding("Progressing", status, reason, tell(reason, detail))
+
+    if found.objection is not None or found.view is None:
+        return told(FALSE, Reason.NOT_ACCEPTED)
+    if found.spec is not None and found.spec.paused:
+        return told(UNKNOWN, Reason.PAUSED)
+    if found.held is not None:
+        return told(FALSE, Reason.ROLLED_BACK, f"Revision {found.held.hash}: {_why_held(found)}.")
+    if rollout.is_complete(found.view):
+        return told(TRUE, Reason.COMPLETE)
+    if rollout.is_rolling(found.view):
+        waiting = [p for role in ENGINE_ROLES for p in found.observed.members(role, found.target) if p.unschedulable]
+        if waiting and not waiting[0].node:
+            return told(FALSE, Reason.SURGE_UNSCHEDULABLE, f"Pod {waiting[0].name}: {waiting[0].unschedulable}.")
+        return told(TRUE, Reason.ROLLING_OUT)
+    return told(TRUE, Reason.SCALING)
+
+
+def _why_held(found: Findings) -> str:
+    return found.held.verdict_reason if found.held is not None and found.held.verdict_reason else "its pods failed"
+
+
+def _degraded(found: Findings) -> Finding:
+    def told(status: ConditionStatus, reason: Reason, detail: str = "") -> Finding:
+        return Finding("Degraded", status, reason, tell(reason, detail))
+
+    kept = sorted(pod.name for pod in found.observed.pods if pod.quarantined and not pod.terminating)
+    if kept:
+        return told(TRUE, Reason.PODS_QUARANTINED, f"{', '.join(kept)}.")
+    view = found.view
+    if view is not None and all(view.wanted[role] for role in ENGINE_ROLES):
+        has, least = rollout.capacity(view.groups, view.wanted), rollout.allowed(view.wanted, view.max_unavailable)
+        if has < least and _is_broken(found):
+            return told(TRUE, Reason.BELOW_CAPACITY, f"{float(has):.0%} of {float(least):.0%}.")
+    recent = [t for text in found.incident_times if (t := seconds(text)) is not None and found.now - t < RECENT_S]
+    if recent:
+        return told(TRUE, Reason.RECENT_INCIDENTS, f"{len(recent)} of them.")
+    return told(FALSE, Reason.HEALTHY)
+
+
+def _is_broken(found: Findings) -> bool:
+    """Some engine that should serve does not, and not because it has only been asked for."""
+    engines = [
+        pod for role in ENGINE_ROLES for pod in found.observed.members(role) if not pod.ready and not pod.is_leaving
+    ]
+    return any(why_not_ready(pod, found.now, found.startup_max_s)[0] is not Reason.STARTING for pod in engines)
+
+
+def _ready(found: Findings, links: Iterable[Finding]) -> Finding:
+    broken = first_broken(links)
+    if broken is not None:
+        return Finding("Ready", FALSE, broken.reason, f"{broken.type}: {broken.message}")
+    if found.held is not None:
+        return Finding("Ready", FALSE, Reason.ROLLED_BACK, tell(Reason.ROLLED_BACK, f"{_why_held(found)}."))
+    return Finding("Ready", TRUE, Reason.READY, tell(Reason.READY))

@@ -1,0 +1,33 @@
+"""What died or froze: from the pods' own records into a bounded list, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sluice_operator.api.status import MAX_INCIDENTS, MAX_MESSAGE, IncidentStatus
+from sluice_operator.moments import rfc3339
+from sluice_operator.observed import Pod, Termination
+
+# The supervisor's exit statuses: a process died, work was pending and nothing moved.
+REASONS = {1: "Died", 3: "Wedged"}
+
+
+def seen(pods: Iterable[Pod]) -> tuple[IncidentStatus, ...]:
+    """Every container end that was no wish of ours: exit status 0 and a pod that is going are none."""
+    return tuple(
+        _incident(pod, end) for pod in pods if not pod.terminating for end in pod.terminations if end.exit_code != 0
+    )
+
+
+def merge(old: Iterable[IncidentStatus], new: Iterable[IncidentStatus]) -> tuple[IncidentStatus, ...]:
+    """Newest first, each id once, bounded."""
+    by_id = {incident.id: incident for incident in (*old, *new)}
+    return tuple(sorted(by_id.values(), key=lambda told: (told.time, told.id), reverse=True)[:MAX_INCIDENTS])
+
+
+def _incident(pod: Pod, end: Termination) -> IncidentStatus:
+    reason = "OOMKilled" if end.reason == "OOMKilled" else REASONS.get(end.exit_code, "Died")
+    message = (end.message or f"exit {end.exit_code} {end.reason}").strip().splitlines()[0]
+    return IncidentStatus(
+        f"{pod.name}.{end.restart}"[:128], rfc3339(end.at), pod.name, pod.role.value, reason, message[:MAX_MESSAGE]
+    )

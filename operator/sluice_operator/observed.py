@@ -1,0 +1,256 @@
+"""What the operator has seen: frozen values, all times in seconds since the epoch, all sizes in what their names say.
+
+Made by observe, from live listings; read by everything pure. `None` means not known, never zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Any
+
+from sluice_operator.api.status import ModelDeploymentStatus
+from sluice_operator.names import PodRole, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Of one engine, from Engine/Load or a gateway's Fleet/Report.
+
+    `waiting`: admitted and reserved, not yet running: waits for prefill. `running_pages`, `reserved_pages`: cache pages
+    of running and of waiting sequences. `inter_token_p95_ms`: 0 while nothing runs.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    running_pages: int = 0
+    reserved_pages: int = 0
+    total_pages: int = 0
+    inter_token_p95_ms: float = 0.0
+    draining: bool = False
+    empty: bool = True
+    quarantined: bool = False
+
+    @property
+    def remaining(self) -> int:
+        """Work that a drain would have to wait for."""
+        return self.running + self.waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Termination:
+    """A container that ended. `restart`: how many did before it."""
+
+    restart: int
+    exit_code: int
+    reason: str
+    message: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """`ready`: the Ready condition, readiness gate included; `ready_changed_at`: its last transition.
+
+    `serving`: the gate's condition, None while nobody has written it; `serving_changed_at`: its last transition.
+    `node`: empty while not scheduled; `scheduled_at`: since when it has one. `unschedulable`: the scheduler's own
+    message while it has none, empty if it said nothing.
+    `started`: the main container runs and its startup probe has passed, so it may have work.
+    `waiting_reason`: why the main container does not run (CrashLoopBackOff, ErrImagePull, ...).
+    `load`: what the engine answered the operator; None: no answer.
+    """
+
+    name: str
+    uid: str
+    role: PodRole
+    revision: str
+    created_at: float
+    resource_version: str = ""
+    ready: bool = False
+    ready_changed_at: float = 0.0
+    started: bool = False
+    serving: bool | None = None
+    serving_changed_at: float = 0.0
+    node: str = ""
+    scheduled_at: float = 0.0
+    unschedulable: str = ""
+    waiting_reason: str = ""
+    waiting_message: str = ""
+    restarts: int = 0
+    terminating: bool = False
+    quarantined: bool = False
+    load: Load | None = None
+    terminations: tuple[Termination, ...] = ()
+
+    @property
+    def is_member(self) -> bool:
+        """Counted by its ReplicaSet."""
+        return not self.terminating and not self.quarantined
+
+    @property
+    def is_leaving(self) -> bool:
+        """A drain of it has begun."""
+        return self.serving is False or (self.load is not None and self.load.draining)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A Deployment of ours. `replicas`: what its spec says."""
+
+    name: str
+    role: PodRole
+    revision: str
+    replicas: int
+    uid: str = ""
+    resource_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A ControllerRevision. `data`: rendered objects by key, see render/revision.py. `number`: order of creation."""
+
+    name: str
+    hash: str
+    number: int
+    data: Mapping[str, Any]
+    verdict: Verdict = Verdict.UNKNOWN
+    verdict_reason: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """An engine that a gateway routes to."""
+
+    pod: str
+    role: PodRole
+    fingerprint: str
+    load: Load
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayReport:
+    """Fleet/Report of one ready gateway. `queue_age_ms`: of the oldest request that waits for a pair; 0: none does."""
+
+    pod: str
+    at: float
+    queued: int = 0
+    queue_age_ms: float = 0.0
+    engines: tuple[EngineReport, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Taint:
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """`gpus`: allocatable nvidia.com/gpu; `free_gpus`: less what pods asked for; None: not known."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+    ready: bool = True
+    cordoned: bool = False
+    gpus: int = 0
+    free_gpus: int | None = None
+
+
+class Owner(StrEnum):
+    """Whose an object is: ours, a deleted ModelDeployment's of the same name, or anybody else's."""
+
+    OURS = "ours"
+    NAMESAKE = "namesake"
+    STRANGER = "stranger"
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """Any object that is ours or has a name that we want: Deployments, ConfigMaps and ControllerRevisions too."""
+
+    kind: str
+    name: str
+    uid: str
+    resource_version: str
+    owner: Owner
+    object: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Decode replicas that were wanted at a time."""
+
+    at: float
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Kept by the running operator only; a new one starts with `since` = now and nothing else, which is cautious.
+
+    `wishes`: of the autoscaler, newest last. `changes`: what it wrote, newest last. `gave_back_at`: when pods that
+    stayed Pending were given back. `load_written_at`: when status was last written for load alone.
+    """
+
+    since: float
+    wishes: tuple[Wish, ...] = ()
+    changes: tuple[Wish, ...] = ()
+    gave_back_at: float | None = None
+    load_written_at: float | None = None
+
+
+@dataclass(frozen=True)
+class Observed:
+    """`nodes` None: no right to see them. `secrets`: names of those that exist. `dry_run`: what a server-side dry run
+    of the children said against the template, empty if nothing."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    memory: Memory
+    status: ModelDeploymentStatus = field(default_factory=ModelDeploymentStatus)
+    workloads: tuple[Workload, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    revisions: tuple[Revision, ...] = ()
+    gateways: tuple[GatewayReport, ...] = ()
+    nodes: tuple[Node, ...] | None = None
+    children: tuple[Child, ...] = ()
+    secrets: frozenset[str] = frozenset()
+    dry_run: str = ""
+
+    @cached_property
+    def ready_gateways(self) -> frozenset[str]:
+        return frozenset(pod.name for pod in self.pods if pod.role is PodRole.GATEWAY and pod.ready and pod.is_member)
+
+    @cached_property
+    def routed(self) -> frozenset[str] | None:
+        """Engines that every ready gateway routes to; None when one of them has not reported, or none is ready."""
+        reports = {report.pod: report for report in self.gateways if report.pod in self.ready_gateways}
+        if not reports or reports.keys() != self.ready_gateways:
+            return None
+        seen = [frozenset(engine.pod for engine in report.engines) for report in reports.values()]
+        return frozenset.intersection(*seen)
+
+    @cached_property
+    def fingerprints(self) -> Mapping[str, str]:
+        """Pod -> what its engine says it is."""
+        return {engine.pod: engine.fingerprint for report in self.gateways for engine in report.engines}
+
+    def is_useful(self, pod: Pod) -> bool:
+        """Takes requests: ready, in no drain, and known to every ready gateway (if anybody knows)."""
+        routed = self.routed
+        return pod.is_member and pod.ready and not pod.is_leaving and (routed is None or pod.name in routed)
+
+    def members(self, role: PodRole, revision: str | None = None) -> tuple[Pod, ...]:
+        return tuple(
+            pod
+            for pod in self.pods
+            if pod.role is role and pod.is_member and (revision is None or pod.revision == revision)
+        )

@@ -1,0 +1,142 @@
+"""What `sluice plan` says: the operator's own functions over a file instead of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sluice_operator.accept import parse
+from sluice_operator.actions import Apply, EnsureSecret
+from sluice_operator.api.enums import ConditionStatus
+from sluice_operator.api.spec import ModelDeploymentSpec
+from sluice_operator.api.value import Invalid, from_json
+from sluice_operator.names import ENGINE_ROLES, PodRole
+from sluice_operator.node import read_node
+from sluice_operator.observed import Memory, Observed
+from sluice_operator.placement import Row, place
+from sluice_operator.plan import plan
+from sluice_operator.render.children import OwnerRef, engine_objects
+from sluice_operator.render.revision import StandardRenderer, revision_hash, role_data
+from sluice_operator.rollout import Group, Grow, RolloutView, capacity, is_complete, step
+
+# Nothing here takes that many steps; a rollout that does has a defect.
+MAX_STEPS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """`status`: what the command should exit with for its sake; 1: not accepted, or no place for its pods."""
+
+    text: str
+    status: int = 0
+
+
+def report(
+    namespace: str, name: str, raw: object, nodes: Sequence[Mapping[str, Any]] | None, control_image: str
+) -> Iterator[Line]:
+    spec = parse(name, raw)
+    if isinstance(spec, tuple):
+        yield Line("Accepted: False", 1)
+        yield from (Line(f"  {reason}: {problem}") for reason, problem in spec)
+        yield from _placed_all_the_same(raw, nodes)
+        return
+    revision = revision_hash(spec)
+    yield Line("Accepted: True")
+    yield Line(f"revision {revision}")
+    yield Line("")
+    yield Line("first steps, in a namespace that has nothing of it:")
+    yield from (Line(f"  {step}") for step in _first_steps(namespace, name, spec, control_image))
+    yield from _placement(spec, nodes)
+
+
+def rollout_report(name: str, old_raw: object, new_raw: object) -> Iterator[str]:
+    """The steps from what runs to what is wanted, if every new pod becomes ready."""
+    old, new = parse(name, old_raw), parse(name, new_raw)
+    if isinstance(old, tuple) or isinstance(new, tuple):
+        yield "no rollout: one of the two is not accepted"
+        return
+    before, after = revision_hash(old), revision_hash(new)
+    yield ""
+    if before == after:
+        yield f"no rollout: revision {after} stays, no engine restarts"
+    else:
+        yield f"rollout from {before} to {after}:"
+    yield from (f"  {text}" for text in _rollout(old, new, before, after))
+
+
+def _first_steps(namespace: str, name: str, spec: ModelDeploymentSpec, control_image: str) -> Iterator[str]:
+    observed = Observed(namespace, name, "", 1, Memory(0.0))
+    renderer = StandardRenderer(control_image)
+    revision = revision_hash(spec)
+    for action in plan(spec, observed, 0.0, renderer):
+        if isinstance(action, Apply | EnsureSecret):
+            yield str(action)
+    data, owner = renderer.engine(name, spec, revision), OwnerRef(namespace, name, "")
+    for role in ENGINE_ROLES:
+        for item in engine_objects(owner, role, revision, role_data(data, role)):
+            yield f"apply {item['kind']} {item['metadata']['name']}"
+    for role, wanted in _wanted(spec).items():
+        yield f"scale {role} from 0 to {wanted}"
+
+
+def _wanted(spec: ModelDeploymentSpec) -> dict[PodRole, int]:
+    return {PodRole.PREFILL: spec.prefill.replicas, PodRole.DECODE: spec.decode.replicas}
+
+
+def _rollout(old: ModelDeploymentSpec, new: ModelDeploymentSpec, before: str, after: str) -> Iterator[str]:
+    running = _wanted(old)
+    groups = tuple(Group(role, before, before, n, n) for role, n in running.items())
+    if before != after:
+        groups += tuple(Group(role, after, after, 0, 0) for role in ENGINE_ROLES)
+    view = RolloutView(_wanted(new), new.rollout.max_surge, new.rollout.max_unavailable, after, groups)
+    for _ in range(MAX_STEPS):
+        moves = step(view)
+        if is_complete(view) or not moves:
+            return
+        for move in moves:
+            if isinstance(move, Grow):
+                yield f"grow {move.role} of {after} to {move.replicas}, wait until all gateways route to them"
+                view = _with(view, move.role, after, move.replicas)
+            else:
+                there = next(g for g in view.groups if (g.role, g.revision) == (move.role, move.revision))
+                yield f"drain one {move.role} of {move.revision}, then shrink to {there.replicas - 1}"
+                view = _with(view, move.role, move.revision, there.replicas - 1)
+        yield f"  capacity {float(capacity(view.groups, view.wanted)):.0%}, pods {_pods(view)}"
+
+
+def _with(view: RolloutView, role: PodRole, revision: str, replicas: int) -> RolloutView:
+    groups = tuple(
+        replace(g, replicas=replicas, useful=replicas) if (g.role, g.revision) == (role, revision) else g
+        for g in view.groups
+    )
+    return replace(view, groups=groups)
+
+
+def _pods(view: RolloutView) -> str:
+    return ", ".join(f"{sum(g.replicas for g in view.groups if g.role is role)} {role}" for role in ENGINE_ROLES)
+
+
+def _placed_all_the_same(raw: object, nodes: Sequence[Mapping[str, Any]] | None) -> Iterator[Line]:
+    """Where a spec could go that is not accepted yet, such as one with several ranks."""
+    try:
+        spec = from_json(ModelDeploymentSpec, raw, "spec")
+    except Invalid:
+        return
+    yield from _placement(spec, nodes)
+
+
+def _placement(spec: ModelDeploymentSpec, raw_nodes: Sequence[Mapping[str, Any]] | None) -> Iterator[Line]:
+    if raw_nodes is None:
+        return
+    nodes = [read_node(node) for node in raw_nodes if node.get("kind", "Node") == "Node"]
+    placement = place(spec, nodes, ())
+    is_placed = placement.status is ConditionStatus.TRUE
+    yield Line("")
+    yield Line(f"Placed: {placement.status} ({placement.reason}): {placement.message}", 0 if is_placed else 1)
+    width = max((len(node.name) for node in nodes), default=0)
+    yield from (Line(f"  {row.node:<{width}}  {row.role:<8} {_why(row)}") for row in placement.rows)
+
+
+def _why(row: Row) -> str:
+    return "matches" if row.refusal is None else f"no: {row.refusal.requirement}: {row.refusal.detail}"

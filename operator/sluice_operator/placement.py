@@ -1,0 +1,278 @@
+"""Which nodes could take an engine's pod, and why the others cannot. No promise: the scheduler has the last word, and
+its own message is quoted for pods that it leaves Pending."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice_operator.api.enums import AcceleratorType, Allocation, ConditionStatus, DomainPolicy
+from sluice_operator.api.spec import ModelDeploymentSpec
+from sluice_operator.names import ENGINE_ROLES, PodRole
+from sluice_operator.observed import Node, Pod, Taint
+from sluice_operator.reasons import Reason, tell
+
+GPU_RESOURCE = "nvidia.com/gpu"
+MAJOR_LABEL, PRODUCT_LABEL = "nvidia.com/gpu.compute.major", "nvidia.com/gpu.product"
+# The scheduler's own check of a PreferNoSchedule taint is a preference.
+HARD_EFFECTS = ("NoSchedule", "NoExecute")
+UNKNOWN_DOMAIN = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one engine's pod asks of a node. `gpus`: 0 for CPU and for claims, which nodes do not count."""
+
+    role: PodRole
+    replicas: int
+    gpus: int
+    majors: tuple[int, ...] = ()
+    products: tuple[str, ...] = ()
+    selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a node cannot take a pod. `requirement`: the same text for the same requirement, to be counted."""
+
+    requirement: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One node and one role in the why-not table. `refusal` None: it matches."""
+
+    node: str
+    role: PodRole
+    refusal: Refusal | None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`status`, `reason`, `message`: of the condition Placed. `matching`: nodes that could take either role."""
+
+    status: ConditionStatus
+    reason: Reason
+    message: str
+    matching: int = 0
+    reasons: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
+
+
+def requests_of(spec: ModelDeploymentSpec) -> tuple[Request, ...]:
+    return tuple(_request(spec, role) for role in ENGINE_ROLES)
+
+
+def _request(spec: ModelDeploymentSpec, role: PodRole) -> Request:
+    engine = spec.prefill if role is PodRole.PREFILL else spec.decode
+    pod = engine.template.get("spec", {}) if isinstance(engine.template.get("spec", {}), Mapping) else {}
+    gpu = spec.accelerator.gpu if spec.accelerator.type is AcceleratorType.GPU else None
+    by_plugin = gpu is not None and gpu.allocation is Allocation.DEVICE_PLUGIN
+    selector, tolerations = pod.get("nodeSelector"), pod.get("tolerations")
+    return Request(
+        role=role,
+        replicas=engine.replicas,
+        gpus=engine.parallelism.tensor if by_plugin else 0,
+        majors=gpu.compute_major if gpu is not None and by_plugin else (),
+        products=gpu.products if gpu is not None and by_plugin else (),
+        selector=dict(selector) if isinstance(selector, Mapping) else {},
+        tolerations=tuple(t for t in tolerations if isinstance(t, Mapping)) if isinstance(tolerations, list) else (),
+    )
+
+
+# -- one node ---------------------------------------------------------------------------------------------------------
+
+NodeCheck = Callable[[Node, Request], Refusal | None]
+
+
+def _ready(node: Node, request: Request) -> Refusal | None:
+    return None if node.ready else Refusal("node is Ready", "NotReady")
+
+
+def _cordoned(node: Node, request: Request) -> Refusal | None:
+    return Refusal("node is schedulable", "cordoned") if node.cordoned else None
+
+
+def _tainted(node: Node, request: Request) -> Refusal | None:
+    hard = [taint for taint in node.taints if taint.effect in HARD_EFFECTS]
+    bad = [taint for taint in hard if not any(tolerates(toleration, taint) for toleration in request.tolerations)]
+    if not bad:
+        return None
+    taint = bad[0]
+    return Refusal(f"taint {taint.key} is tolerated", f"{taint.key}={taint.value}:{taint.effect}")
+
+
+def _selected(node: Node, request: Request) -> Refusal | None:
+    for key, value in sorted(request.selector.items()):
+        if node.labels.get(key) != value:
+            return Refusal(f"{key}={value}", node.labels.get(key, "label is missing"))
+    return None
+
+
+def _has_gpu(node: Node, request: Request) -> Refusal | None:
+    if request.gpus and not node.gpus:
+        return Refusal(f"node offers {GPU_RESOURCE}", "none")
+    return None
+
+
+def _discovered(node: Node, request: Request) -> Refusal | None:
+    wanted = [(MAJOR_LABEL, request.majors), (PRODUCT_LABEL, request.products)]
+    missing = [label for label, values in wanted if values and label not in node.labels]
+    return Refusal("GPU Feature Discovery has labelled it", f"no {missing[0]}") if missing else None
+
+
+def _major(node: Node, request: Request) -> Refusal | None:
+    found = node.labels.get(MAJOR_LABEL, "")
+    if not request.majors or found in [str(major) for major in request.majors]:
+        return None
+    return Refusal(f"compute major in {_listed(request.majors)}", f"{found} ({node.labels.get(PRODUCT_LABEL, '?')})")
+
+
+def _product(node: Node, request: Request) -> Refusal | None:
+    found = node.labels.get(PRODUCT_LABEL, "")
+    if not request.products or found in request.products:
+        return None
+    return Refusal(f"product in {_listed(request.products)}", found)
+
+
+def _large_enough(node: Node, request: Request) -> Refusal | None:
+    if node.gpus >= request.gpus:
+        return None
+    return Refusal(f"node has {request.gpus} GPUs", f"{node.gpus}")
+
+
+def _free(node: Node, request: Request) -> Refusal | None:
+    if node.free_gpus is None or node.free_gpus >= request.gpus:
+        return None
+    return Refusal(f"{request.gpus} GPUs are free", f"{node.free_gpus} of {node.gpus}")
+
+
+CHECKS: tuple[NodeCheck, ...] = (
+    _ready,
+    _cordoned,
+    _tainted,
+    _selected,
+    _has_gpu,
+    _discovered,
+    _major,
+    _product,
+    _large_enough,
+    _free,
+)
+
+
+def why_not(node: Node, request: Request, checks: Sequence[NodeCheck] = CHECKS) -> Refusal | None:
+    return next((refusal for check in checks if (refusal := check(node, request)) is not None), None)
+
+
+def tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
+    """As the scheduler does."""
+    if toleration.get("effect") not in (None, "", taint.effect):
+        return False
+    key = toleration.get("key") or ""
+    if toleration.get("operator", "Equal") == "Exists":
+        return key in ("", taint.key)
+    return bool(key == taint.key and (toleration.get("value") or "") == taint.value)
+
+
+# -- all nodes --------------------------------------------------------------------------------------------------------
+
+
+def place(spec: ModelDeploymentSpec, nodes: Sequence[Node] | None, pods: Iterable[Pod]) -> Placement:
+    """The first thing that is wrong, in the order in which somebody would want to know."""
+    quotes = scheduler_quotes(pods)
+    if nodes is None and quotes:
+        text = tell(Reason.UNSCHEDULABLE, " ".join(quotes))
+        return Placement(ConditionStatus.FALSE, Reason.UNSCHEDULABLE, text, 0, quotes)
+    if nodes is None:
+        return Placement(ConditionStatus.UNKNOWN, Reason.NODES_UNKNOWN, tell(Reason.NODES_UNKNOWN))
+    requests = [request for request in requests_of(spec) if request.replicas]
+    rows = tuple(Row(node.name, request.role, why_not(node, request)) for request in requests for node in nodes)
+    fits = {row.node for row in rows if row.refusal is None}
+    matching = len({row.node for row in rows if row.refusal is None or row.refusal.requirement.endswith("are free")})
+    reasons = (*_counted(rows), *quotes)
+
+    def no(reason: Reason, detail: str) -> Placement:
+        return Placement(ConditionStatus.FALSE, reason, tell(reason, detail), matching, reasons, rows)
+
+    if detail := _too_large(requests, nodes):
+        return no(Reason.TENSOR_EXCEEDS_NODE, detail)
+    if detail := _unmatched(requests, rows):
+        return no(Reason.NO_NODE_MATCHES, detail)
+    if quotes:
+        return no(Reason.UNSCHEDULABLE, " ".join(quotes))
+    if detail := _domain_too_small(spec, requests, nodes):
+        return no(Reason.DOMAIN_TOO_SMALL, detail)
+    full = "" if fits or not requests else " (all of them are full now)"
+    message = f"{matching} of {len(nodes)} nodes match{full}."
+    return Placement(ConditionStatus.TRUE, Reason.PLACED, message, matching, reasons, rows)
+
+
+def scheduler_quotes(pods: Iterable[Pod]) -> tuple[str, ...]:
+    """The scheduler's own words, once each, with one pod that they are about."""
+    told = {pod.unschedulable: pod.name for pod in pods if not pod.node and pod.unschedulable and pod.is_member}
+    return tuple(f"Pod {name}: {words}" for words, name in sorted(told.items()))
+
+
+def _counted(rows: Iterable[Row]) -> tuple[str, ...]:
+    """The why-not table in short: for each requirement, how many nodes fail it first."""
+    counts = Counter((row.role, row.refusal.requirement) for row in rows if row.refusal is not None)
+    return tuple(f"{role}: {n} nodes fail: {what}" for (role, what), n in sorted(counts.items()))
+
+
+def _too_large(requests: Iterable[Request], nodes: Sequence[Node]) -> str:
+    """Only if nodes match but for their size: else what does not match is the news."""
+    for request in requests:
+        sizes = [
+            n.gpus for n in nodes if why_not(n, request, [c for c in CHECKS if c not in (_large_enough, _free)]) is None
+        ]
+        if sizes and max(sizes) < request.gpus:
+            return f"{request.role}: {request.gpus} ranks, and the largest matching node has {max(sizes)} GPUs."
+    return ""
+
+
+def _unmatched(requests: Iterable[Request], rows: Sequence[Row]) -> str:
+    for request in requests:
+        mine = [row for row in rows if row.role is request.role]
+        if all(row.refusal is not None and not row.refusal.requirement.endswith("are free") for row in mine):
+            return f"{request.role}: " + ("; ".join(_counted(mine)) or "there are no nodes") + "."
+    return ""
+
+
+def _domain_too_small(spec: ModelDeploymentSpec, requests: Sequence[Request], nodes: Sequence[Node]) -> str:
+    """Whether some domain could hold all engines, were its GPUs free: the sum over its nodes of whole engines."""
+    gpu = spec.accelerator.gpu
+    if gpu is None or gpu.domain.policy is not DomainPolicy.REQUIRED or not any(r.gpus for r in requests):
+        return ""
+    key = gpu.domain.topology_key
+    domains: dict[str, list[Node]] = defaultdict(list)
+    for node in nodes:
+        if all(why_not(node, request, [c for c in CHECKS if c is not _free]) is None for request in requests):
+            domains[node.labels.get(key, UNKNOWN_DOMAIN)].append(node)
+    unlabelled = domains.pop(UNKNOWN_DOMAIN, [])
+    if not domains:
+        return f"{len(unlabelled)} nodes match, none has the label {key}."
+    need = sorted((r.gpus for r in requests for _ in range(r.replicas)), reverse=True)
+    if any(_fits([node.gpus for node in members], need) for members in domains.values()):
+        return ""
+    largest = max(sum(node.gpus for node in members) for members in domains.values())
+    return f"{len(need)} engines ask for {sum(need)} GPUs; the largest domain by {key} has {largest}."
+
+
+def _fits(free: list[int], need: Sequence[int]) -> bool:
+    """First fit, largest first: exact where all engines are of one size or sizes divide each other."""
+    left = sorted(free, reverse=True)
+    for gpus in need:
+        index = next((i for i, n in enumerate(left) if n >= gpus), None)
+        if index is None:
+            return False
+        left[index] -= gpus
+    return True
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(str(value) for value in values)

@@ -1,0 +1,190 @@
+"""Every reason that a condition, decision or event can give: what it means and what to do. docs/kubernetes.md and the
+messages come from here; a reason that is not in the table cannot be told (`Reason` is its key)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    # Accepted
+    ACCEPTED = "Accepted"
+    SPEC_INVALID = "SpecInvalid"
+    TEMPLATE_INVALID = "TemplateInvalid"
+    TENSOR_UNSUPPORTED = "TensorUnsupported"
+    NAME_CONFLICT = "NameConflict"
+    NAME_IN_USE = "NamesakeEnding"
+    # Placed
+    PLACED = "Placed"
+    NODES_UNKNOWN = "NodesUnknown"
+    NO_NODE_MATCHES = "NoNodeMatches"
+    TENSOR_EXCEEDS_NODE = "TensorExceedsNode"
+    DOMAIN_TOO_SMALL = "DomainTooSmall"
+    UNSCHEDULABLE = "Unschedulable"
+    # PrefillReady, DecodeReady, GatewayReady
+    ALL_READY = "AllReady"
+    SCALED_TO_ZERO = "ScaledToZero"
+    STARTING = "Starting"
+    IMAGE_PULL_FAILED = "ImagePullFailed"
+    CONTAINER_CONFIG_ERROR = "ContainerConfigError"
+    CRASH_LOOP = "CrashLoop"
+    STARTUP_TIMED_OUT = "StartupTimedOut"
+    NOT_READY = "NotReady"
+    # Routable
+    ROUTED = "Routed"
+    NO_GATEWAY_REPORT = "NoGatewayReport"
+    NO_PAIR = "NoPair"
+    # Progressing
+    COMPLETE = "Complete"
+    ROLLING_OUT = "RollingOut"
+    SCALING = "Scaling"
+    SURGE_UNSCHEDULABLE = "SurgeUnschedulable"
+    ROLLED_BACK = "RolledBack"
+    PAUSED = "Paused"
+    NOT_ACCEPTED = "NotAccepted"
+    # Degraded
+    HEALTHY = "Healthy"
+    PODS_QUARANTINED = "PodsQuarantined"
+    RECENT_INCIDENTS = "RecentIncidents"
+    BELOW_CAPACITY = "BelowCapacity"
+    # Ready
+    READY = "Ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`conditions`: where the reason is met. `remedy`: empty where nothing has to be done."""
+
+    conditions: str
+    meaning: str
+    remedy: str = ""
+
+
+_ENGINES = "PrefillReady, DecodeReady, GatewayReady"
+
+REASONS: Mapping[Reason, Entry] = {
+    Reason.ACCEPTED: Entry("Accepted", "The spec can be served."),
+    Reason.SPEC_INVALID: Entry(
+        "Accepted",
+        "A field holds what the API server should have refused.",
+        "Correct the field that the message names.",
+    ),
+    Reason.TEMPLATE_INVALID: Entry(
+        "Accepted",
+        "A pod template sets what is the operator's, or what the API server refuses.",
+        "Remove or correct the path that the message names; what runs goes on meanwhile.",
+    ),
+    Reason.TENSOR_UNSUPPORTED: Entry(
+        "Accepted", "parallelism.tensor above 1 is not there yet.", "Set parallelism.tensor to 1."
+    ),
+    Reason.NAME_CONFLICT: Entry(
+        "Accepted",
+        "An object that is not ours has a name that we need; it is left alone.",
+        "Delete or rename that object, or rename the ModelDeployment.",
+    ),
+    Reason.NAME_IN_USE: Entry(
+        "Accepted",
+        "Children of a deleted ModelDeployment of this name are still ending.",
+        "Wait; if a pod hangs in Terminating, look at its node.",
+    ),
+    Reason.PLACED: Entry("Placed", "There are nodes for these pods."),
+    Reason.NODES_UNKNOWN: Entry(
+        "Placed",
+        "The operator may not see nodes, so it cannot say whether any matches.",
+        "Install the chart's optional node role, or see the pods' own events.",
+    ),
+    Reason.NO_NODE_MATCHES: Entry(
+        "Placed",
+        "No node fulfils all requirements; status.placement.reasons counts them.",
+        "Correct spec.accelerator or the template's selectors, or add nodes (`sluice plan --nodes` tries offline).",
+    ),
+    Reason.TENSOR_EXCEEDS_NODE: Entry(
+        "Placed", "No matching node has as many GPUs as one engine has ranks.", "Lower parallelism.tensor."
+    ),
+    Reason.DOMAIN_TOO_SMALL: Entry(
+        "Placed",
+        "Policy Required, and no NVLink domain has GPUs for all engines.",
+        "Set accelerator.gpu.domain.policy to Preferred, or ask for fewer replicas.",
+    ),
+    Reason.UNSCHEDULABLE: Entry(
+        "Placed", "The scheduler finds no place for a pod; its own words follow.", "Free or add what it names."
+    ),
+    Reason.ALL_READY: Entry(_ENGINES, "As many pods are ready as are wanted."),
+    Reason.SCALED_TO_ZERO: Entry(_ENGINES, "No pods are wanted.", "Raise replicas."),
+    Reason.STARTING: Entry(
+        _ENGINES, "Pods are starting or loading the model.", "Wait; probes.startupMaxSeconds bounds it."
+    ),
+    Reason.IMAGE_PULL_FAILED: Entry(
+        _ENGINES, "The image cannot be pulled.", "Correct spec.image (repository, tag or digest, pullSecrets)."
+    ),
+    Reason.CONTAINER_CONFIG_ERROR: Entry(
+        _ENGINES, "A Secret or ConfigMap that the pod wants is missing.", "Create what the message names."
+    ),
+    Reason.CRASH_LOOP: Entry(
+        _ENGINES,
+        "The container ends again and again; its last words follow.",
+        "See status.incidents and the pod's log.",
+    ),
+    Reason.STARTUP_TIMED_OUT: Entry(
+        _ENGINES,
+        "A pod was not ready within probes.startupMaxSeconds.",
+        "Raise it if the model is large; else see the pod's log.",
+    ),
+    Reason.NOT_READY: Entry(_ENGINES, "Fewer pods are ready than are wanted.", "See the pod that the message names."),
+    Reason.ROUTED: Entry("Routable", "Every ready gateway routes to a pair of this revision."),
+    Reason.NO_GATEWAY_REPORT: Entry(
+        "Routable",
+        "A ready gateway has not reported, so nobody knows what it sees.",
+        "See the gateway's log; the operator must reach its control port (NetworkPolicy).",
+    ),
+    Reason.NO_PAIR: Entry(
+        "Routable",
+        "No prefill and decode engine with equal fingerprints are known to all ready gateways.",
+        "See PrefillReady and DecodeReady; if both are True, the gateway's log says why it refuses them.",
+    ),
+    Reason.COMPLETE: Entry("Progressing", "Only the wanted revision runs, in the wanted number."),
+    Reason.ROLLING_OUT: Entry("Progressing", "Pods of the wanted revision replace older ones."),
+    Reason.SCALING: Entry("Progressing", "The number of pods is being changed."),
+    Reason.SURGE_UNSCHEDULABLE: Entry(
+        "Progressing",
+        "The rollout needs a pod more than there is room for.",
+        "Free a GPU, or set rollout.maxSurge to 0 and rollout.maxUnavailable to 1.",
+    ),
+    Reason.ROLLED_BACK: Entry(
+        "Progressing",
+        "Pods of the wanted revision failed, so the last good one serves. It stays so until the spec changes.",
+        "Correct what the message names and apply again.",
+    ),
+    Reason.PAUSED: Entry("Progressing", "spec.paused is true: nothing but status changes.", "Set paused to false."),
+    Reason.NOT_ACCEPTED: Entry(
+        "Progressing", "The spec is not accepted, so nothing is changed.", "See the condition Accepted."
+    ),
+    Reason.HEALTHY: Entry("Degraded", "Nothing is known to be wrong."),
+    Reason.PODS_QUARANTINED: Entry(
+        "Degraded",
+        "Wedged pods are kept for somebody to look at.",
+        "Run `sluice doctor` on the bundle; they go by themselves after quarantine.maxSeconds.",
+    ),
+    Reason.RECENT_INCIDENTS: Entry(
+        "Degraded", "Engines died or froze within the last 10 minutes.", "See status.incidents."
+    ),
+    Reason.BELOW_CAPACITY: Entry(
+        "Degraded", "Fewer pairs serve than rollout.maxUnavailable allows.", "See PrefillReady and DecodeReady."
+    ),
+    Reason.READY: Entry("Ready", "Requests are answered."),
+}
+
+
+def tell(reason: Reason, detail: str = "") -> str:
+    """What a condition's message says: meaning, detail, remedy."""
+    entry = REASONS[reason]
+    parts = [entry.meaning if not detail else f"{entry.meaning} {detail}"]
+    return " ".join([*parts, entry.remedy]).strip()
+
+
+def render_table() -> str:
+    """Markdown: the troubleshooting table of docs/kubernetes.md."""
+    rows = [f"| `{r}` | {e.conditions} | {e.meaning} | {e.remedy or '-'} |" for r, e in REASONS.items()]
+    return "\n".join(["| reason | condition | meaning | what to do |", "| --- | --- | --- | --- |", *rows]) + "\n"

@@ -1,0 +1,187 @@
+"""Every object that a ModelDeployment owns, whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sluice_operator import names
+from sluice_operator.api.crd import API_VERSION, KIND
+from sluice_operator.api.spec import ModelDeploymentSpec
+from sluice_operator.names import ENGINE_ROLES, PodRole, Verdict
+from sluice_operator.render import ports
+from sluice_operator.render.engine import SPEC_FILE
+from sluice_operator.render.policies import network_policies
+
+Object = dict[str, Any]
+# What plan deletes when it is ours and nobody wants it any more.
+PRUNED_KINDS = frozenset(
+    {
+        "Service",
+        "PodDisruptionBudget",
+        "NetworkPolicy",
+        "ServiceAccount",
+        "Role",
+        "RoleBinding",
+        "PodMonitor",
+        "ConfigMap",
+        "ResourceClaimTemplate",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerRef:
+    """The ModelDeployment that everything belongs to."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def meta(self, name: str, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> Object:
+        reference = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": self.name,
+            "uid": self.uid,
+            "controller": True,
+            "blockOwnerDeletion": False,
+        }
+        told: Object = {"name": name, "namespace": self.namespace, "labels": dict(labels)}
+        if annotations:
+            told["annotations"] = dict(annotations)
+        return told | {"ownerReferences": [reference]}
+
+
+def standing(owner: OwnerRef, spec: ModelDeploymentSpec) -> tuple[Object, ...]:
+    """What does not depend on a revision."""
+    roles = tuple(PodRole)
+    return (
+        *(_account(owner, role) for role in (PodRole.GATEWAY, PodRole.PREFILL)),
+        *_gateway_rights(owner),
+        *(_engine_service(owner, role) for role in ENGINE_ROLES),
+        _gateway_service(owner, spec),
+        *(_budget(owner, role) for role in roles),
+        *(
+            _object("networking.k8s.io/v1", "NetworkPolicy", owner.meta(name, labels), spec=policy)
+            for name, labels, policy in network_policies(owner.name, spec)
+        ),
+        *((_pod_monitor(owner),) if spec.monitoring.pod_monitor else ()),
+    )
+
+
+def controller_revision(owner: OwnerRef, revision: str, number: int, data: Mapping[str, Any]) -> Object:
+    labels = names.base_labels(owner.name) | {
+        names.LABEL_REVISION: revision,
+        names.LABEL_VERDICT: Verdict.UNKNOWN.value,
+    }
+    meta = owner.meta(names.revision_name(owner.name, revision), labels)
+    return _object("apps/v1", "ControllerRevision", meta, data=dict(data), revision=number)
+
+
+def engine_objects(owner: OwnerRef, role: PodRole, revision: str, data: Mapping[str, Any]) -> tuple[Object, ...]:
+    """Of one role and revision, from what its ControllerRevision keeps: all are made once and never edited."""
+    name = names.engine_name(owner.name, role, revision)
+    labels = names.role_labels(owner.name, role) | {names.LABEL_REVISION: revision}
+    meta = owner.meta(name, labels)
+    config = _object("v1", "ConfigMap", meta, data={SPEC_FILE: data["file"]}, immutable=True)
+    claims: tuple[Object, ...] = ()
+    if "claim" in data:
+        claims = (_object("resource.k8s.io/v1", "ResourceClaimTemplate", meta, spec={"spec": data["claim"]}),)
+    # Never rolls by itself: its template does not change. What a surge would do is the operator's business.
+    deployment = {
+        "replicas": 0,
+        "revisionHistoryLimit": 0,
+        "selector": {"matchLabels": names.selector(owner.name, role, revision)},
+        "strategy": {"type": "Recreate"},
+        "template": data["template"],
+    }
+    return (config, *claims, _object("apps/v1", "Deployment", meta, spec=deployment))
+
+
+def gateway_deployment(owner: OwnerRef, replicas: int, revision: str, template: Mapping[str, Any]) -> Object:
+    name = names.role_name(owner.name, PodRole.GATEWAY)
+    labels = names.role_labels(owner.name, PodRole.GATEWAY) | {names.LABEL_REVISION: revision}
+    spec = {
+        "replicas": replicas,
+        "revisionHistoryLimit": 2,
+        "selector": {"matchLabels": names.selector(owner.name, PodRole.GATEWAY)},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "template": dict(template),
+    }
+    return _object("apps/v1", "Deployment", owner.meta(name, labels), spec=spec)
+
+
+def url_of(owner: OwnerRef) -> str:
+    return f"http://{names.role_name(owner.name, PodRole.GATEWAY)}.{owner.namespace}.svc:{ports.SERVICE}/v1"
+
+
+def _object(api_version: str, kind: str, meta: Object, **rest: Any) -> Object:
+    return {"apiVersion": api_version, "kind": kind, "metadata": meta, **rest}
+
+
+def _account(owner: OwnerRef, role: PodRole) -> Object:
+    meta = owner.meta(names.account_name(owner.name, role), names.base_labels(owner.name))
+    return _object("v1", "ServiceAccount", meta, automountServiceAccountToken=False)
+
+
+def _gateway_rights(owner: OwnerRef) -> tuple[Object, Object]:
+    """To see who its engines are, in this namespace, and nothing else."""
+    name = names.role_name(owner.name, PodRole.GATEWAY)
+    meta = owner.meta(name, names.role_labels(owner.name, PodRole.GATEWAY))
+    rules = [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get", "list", "watch"]}]
+    role = _object("rbac.authorization.k8s.io/v1", "Role", meta, rules=rules)
+    binding = _object(
+        "rbac.authorization.k8s.io/v1",
+        "RoleBinding",
+        meta,
+        roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        subjects=[{"kind": "ServiceAccount", "name": name, "namespace": owner.namespace}],
+    )
+    return role, binding
+
+
+def _engine_service(owner: OwnerRef, role: PodRole) -> Object:
+    """Headless, not-ready addresses too: who exists. Gateways ask the engines themselves what they are up to."""
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": names.selector(owner.name, role),
+        "ports": [{"name": "engine", "port": ports.ENGINE, "targetPort": "engine", "protocol": "TCP"}],
+    }
+    meta = owner.meta(names.role_name(owner.name, role), names.role_labels(owner.name, role))
+    return _object("v1", "Service", meta, spec=spec)
+
+
+def _gateway_service(owner: OwnerRef, spec: ModelDeploymentSpec) -> Object:
+    service = spec.gateway.service
+    body = {
+        "type": service.type.value,
+        "selector": names.selector(owner.name, PodRole.GATEWAY),
+        "ports": [{"name": "http", "port": ports.SERVICE, "targetPort": "http", "protocol": "TCP"}],
+    }
+    labels = names.role_labels(owner.name, PodRole.GATEWAY)
+    meta = owner.meta(names.role_name(owner.name, PodRole.GATEWAY), labels, service.annotations)
+    return _object("v1", "Service", meta, spec=body)
+
+
+def _budget(owner: OwnerRef, role: PodRole) -> Object:
+    """A node's drain takes one pod at a time, and a broken one always."""
+    spec = {
+        "maxUnavailable": 1,
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        "selector": {"matchLabels": names.selector(owner.name, role)},
+    }
+    meta = owner.meta(names.role_name(owner.name, role), names.role_labels(owner.name, role))
+    return _object("policy/v1", "PodDisruptionBudget", meta, spec=spec)
+
+
+def _pod_monitor(owner: OwnerRef) -> Object:
+    spec = {
+        "selector": {"matchLabels": {names.LABEL_DEPLOYMENT: owner.name}},
+        "podMetricsEndpoints": [{"port": "probe", "path": "/metrics", "interval": "15s"}],
+    }
+    return _object(
+        "monitoring.coreos.com/v1", "PodMonitor", owner.meta(owner.name, names.base_labels(owner.name)), spec=spec
+    )

@@ -1,0 +1,92 @@
+"""Where a pod finds its model: what spec.model.uri means as volumes, mounts and init containers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sluice_operator.api.spec import HubSpec, ImageSpec, ModelSpec
+
+Object = dict[str, Any]
+MOUNT = "/models"
+TOKENIZER_MOUNT = "/tokenizer"
+# What a gateway reads of a model: names and tokens, no weights.
+TOKENIZER_FILES = "*.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """`path`: the directory inside the container. `init`: containers that fill it."""
+
+    path: str
+    volumes: tuple[Object, ...] = ()
+    mounts: tuple[Object, ...] = ()
+    init: tuple[Object, ...] = ()
+
+
+def image_of(image: ImageSpec) -> str:
+    return f"{image.repository}@{image.digest}" if image.digest else f"{image.repository}:{image.tag}"
+
+
+def engine_source(model: ModelSpec, image: ImageSpec) -> ModelSource:
+    scheme, rest = model.uri.split("://", 1)
+    if scheme == "pvc":
+        return _claim(rest)
+    if scheme == "image":
+        return ModelSource(rest)
+    return _hub(rest, model.hub or HubSpec(), image, "")
+
+
+def gateway_source(model: ModelSpec, image: ImageSpec) -> ModelSource:
+    """The gateway's image holds no model: of one inside the engine image it gets a copy of the small files."""
+    scheme, rest = model.uri.split("://", 1)
+    if scheme == "pvc":
+        return _claim(rest)
+    if scheme == "hf":
+        return _hub(rest, model.hub or HubSpec(), image, TOKENIZER_FILES)
+    # The URI's pattern admits nothing that a shell would read as anything but a path.
+    copy = _init("tokenizer", image, ["sh", "-c", f"cp {rest}/{TOKENIZER_FILES} {TOKENIZER_MOUNT}/"])
+    mount = {"name": "tokenizer", "mountPath": TOKENIZER_MOUNT}
+    copy["volumeMounts"].append(mount)
+    volume = {"name": "tokenizer", "emptyDir": {"sizeLimit": "256Mi"}}
+    return ModelSource(TOKENIZER_MOUNT, (volume,), ({**mount, "readOnly": True},), (copy,))
+
+
+def _claim(rest: str) -> ModelSource:
+    claim, path = rest.split("/", 1)
+    volume = {"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
+    return ModelSource(f"{MOUNT}/{path}", (volume,), ({"name": "model", "mountPath": MOUNT, "readOnly": True},))
+
+
+def _hub(rest: str, hub: HubSpec, image: ImageSpec, only: str) -> ModelSource:
+    repository, revision = rest.rsplit("@", 1)
+    path = f"{MOUNT}/{repository.replace('/', '--')}--{revision}" + ("--tokenizer" if only else "")
+    command = ["hf", "download", repository, "--revision", revision, "--local-dir", path]
+    download = _init("download", image, command + (["--include", only] if only else []))
+    download["volumeMounts"].append({"name": "model", "mountPath": MOUNT})
+    download["env"].append({"name": "HF_HOME", "value": "/tmp/hf"})
+    if hub.token_secret:
+        source = {"secretKeyRef": {"name": hub.token_secret, "key": "token"}}
+        download["env"].append({"name": "HF_TOKEN", "valueFrom": source})
+    where = {"persistentVolumeClaim": {"claimName": hub.cache_claim}} if hub.cache_claim else {"emptyDir": {}}
+    mount = {"name": "model", "mountPath": MOUNT, "readOnly": True}
+    return ModelSource(path, ({"name": "model"} | where,), (mount,), (download,))
+
+
+def _init(name: str, image: ImageSpec, command: list[str]) -> Object:
+    return {
+        "name": name,
+        "image": image_of(image),
+        "imagePullPolicy": image.pull_policy.value,
+        "command": command,
+        "env": [{"name": "HOME", "value": "/tmp"}],
+        "securityContext": dict(CONTAINER_SECURITY),
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+
+
+CONTAINER_SECURITY: Object = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}

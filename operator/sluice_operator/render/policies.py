@@ -1,0 +1,87 @@
+"""Who may talk to whom: the flow matrix, and the NetworkPolicies that follow from it.
+
+NIXL's payload is not encrypted; that nobody else reaches its ports is what protects it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sluice_operator import names
+from sluice_operator.api.spec import ModelDeploymentSpec
+from sluice_operator.names import ENGINE_ROLES, PodRole
+from sluice_operator.render import ports
+
+Object = dict[str, Any]
+# Peers of a flow that are no role of the deployment.
+ANYBODY, OPERATOR = "anybody", "operator"
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """`peer` may open TCP connections to `role` on these ports."""
+
+    peer: str
+    role: PodRole
+    port: int
+    last: int | None = None
+
+
+# Both engines listen for NIXL: which side connects is UCX's choice.
+FLOWS = (
+    Flow(PodRole.GATEWAY, PodRole.PREFILL, ports.ENGINE),
+    Flow(OPERATOR, PodRole.PREFILL, ports.ENGINE),
+    Flow(PodRole.DECODE, PodRole.PREFILL, ports.SOURCE),
+    Flow(PodRole.DECODE, PodRole.PREFILL, ports.TRANSFER_FIRST, ports.TRANSFER_LAST),
+    Flow(ANYBODY, PodRole.PREFILL, ports.PROBE),
+    Flow(PodRole.GATEWAY, PodRole.DECODE, ports.ENGINE),
+    Flow(OPERATOR, PodRole.DECODE, ports.ENGINE),
+    Flow(PodRole.PREFILL, PodRole.DECODE, ports.TRANSFER_FIRST, ports.TRANSFER_LAST),
+    Flow(ANYBODY, PodRole.DECODE, ports.PROBE),
+    Flow(ANYBODY, PodRole.GATEWAY, ports.HTTP),
+    Flow(OPERATOR, PodRole.GATEWAY, ports.CONTROL),
+    Flow(ANYBODY, PodRole.GATEWAY, ports.PROBE),
+)
+DNS = ({"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53})
+HTTPS = (443, 6443)
+
+
+def network_policies(name: str, spec: ModelDeploymentSpec) -> Iterator[tuple[str, Mapping[str, str], Object]]:
+    """(name, labels, spec), one policy per role."""
+    for role in PodRole:
+        policy = {
+            "podSelector": {"matchLabels": names.selector(name, role)},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [_ingress(name, flow) for flow in FLOWS if flow.role is role],
+            "egress": [*_egress(name, role), {"ports": list(DNS)}, *_outside(role, spec)],
+        }
+        yield names.role_name(name, role), names.role_labels(name, role), policy
+
+
+def _ingress(name: str, flow: Flow) -> Object:
+    told: Object = {"ports": [ports.tcp(flow.port, flow.last)]}
+    return told if flow.peer == ANYBODY else told | {"from": [_peer(name, flow.peer)]}
+
+
+def _egress(name: str, role: PodRole) -> list[Object]:
+    return [
+        {"ports": [ports.tcp(flow.port, flow.last)], "to": [_peer(name, flow.role)]}
+        for flow in FLOWS
+        if flow.peer == role.value
+    ]
+
+
+def _outside(role: PodRole, spec: ModelDeploymentSpec) -> list[Object]:
+    """The API server has no selector, and neither has the Hugging Face hub."""
+    downloads = spec.model.uri.startswith("hf://")
+    if role is PodRole.GATEWAY:
+        return [{"ports": [ports.tcp(port) for port in HTTPS]}]
+    return [{"ports": [ports.tcp(HTTPS[0])]}] if role in ENGINE_ROLES and downloads else []
+
+
+def _peer(name: str, peer: str) -> Object:
+    if peer == OPERATOR:
+        return {"namespaceSelector": {}, "podSelector": {"matchLabels": names.OPERATOR_LABELS}}
+    return {"podSelector": {"matchLabels": names.selector(name, PodRole(peer))}}

@@ -1,0 +1,109 @@
+"""`sluice plan`: files in, steps and the why-not table out."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice_cli.__main__ import main
+
+MDEP = """
+apiVersion: sluice.dev/v1alpha1
+kind: ModelDeployment
+metadata: {name: v4-flash, namespace: llm}
+spec:
+  model: {uri: "pvc://models/deepseek-v4-flash"}
+  image: {repository: registry.local/sluice-engine, tag: "1"}
+  accelerator: {type: GPU, gpu: {computeMajor: [10]}}
+  prefill: {replicas: 2}
+  decode: {replicas: 3}
+"""
+NODES = """
+apiVersion: v1
+kind: List
+items:
+- kind: Node
+  metadata: {name: h100, labels: {nvidia.com/gpu.compute.major: "9", nvidia.com/gpu.product: NVIDIA-H100}}
+  status: {allocatable: {nvidia.com/gpu: "8"}}
+- kind: Node
+  metadata: {name: b200, labels: {nvidia.com/gpu.compute.major: "10", nvidia.com/gpu.product: NVIDIA-B200}}
+  status: {allocatable: {nvidia.com/gpu: "8"}}
+---
+kind: Node
+metadata: {name: cpu}
+"""
+
+
+@pytest.fixture
+def files(tmp_path):
+    def write(**texts):
+        for name, text in texts.items():
+            (tmp_path / f"{name}.yaml").write_text(text)
+        return [str(tmp_path / f"{name}.yaml") for name in texts]
+
+    return write
+
+
+def test_steps_and_the_table_of_nodes(files, capsys):
+    mdep, nodes = files(mdep=MDEP, nodes=NODES)
+    assert main(["plan", "-f", mdep, "--nodes", nodes]) == 0
+    told = capsys.readouterr().out
+    assert "Accepted: True" in told
+    assert "apply Deployment v4-flash-gateway" in told
+    assert "scale decode from 0 to 3" in told
+    assert "Placed: True (Placed): 1 of 3 nodes match." in told
+    assert "h100  prefill  no: compute major in 10: 9 (NVIDIA-H100)" in told
+    assert "cpu   decode   no: node offers nvidia.com/gpu: none" in told
+
+
+def test_a_rollout_step_by_step(files, capsys):
+    new, old = files(new=MDEP.replace('tag: "1"', 'tag: "2"'), old=MDEP)
+    assert main(["plan", "-f", new, "--from", old]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert sum(line.strip().startswith("drain one") for line in told) == 5
+    capacities = [int(line.split("capacity ")[1].split("%")[0]) for line in told if "capacity" in line]
+    assert min(capacities) >= 100
+    assert main(["plan", "-f", new, "--from", new]) == 0
+    assert "no engine restarts" in capsys.readouterr().out
+
+
+def test_what_is_wrong_is_named_and_the_status_is_1(files, capsys):
+    (mdep,) = files(mdep=MDEP.replace("computeMajor: [10]", "computeMajor: [x]"))
+    assert main(["plan", "-f", mdep]) == 1
+    told = capsys.readouterr().out
+    assert "Accepted: False" in told
+    assert "spec.accelerator.gpu.computeMajor[0]" in told
+
+
+def test_several_ranks_are_not_accepted_and_placed_all_the_same(files, capsys):
+    mdep, nodes = files(mdep=MDEP.replace("{replicas: 3}", "{parallelism: {tensor: 16}}"), nodes=NODES)
+    assert main(["plan", "-f", mdep, "--nodes", nodes]) == 1
+    told = capsys.readouterr().out
+    assert "TensorUnsupported: spec.decode.parallelism.tensor" in told
+    assert "TensorExceedsNode" in told
+
+
+def test_no_place_is_status_1(files, capsys):
+    mdep, nodes = files(mdep=MDEP.replace("[10]", "[12]"), nodes=NODES)
+    assert main(["plan", "-f", mdep, "--nodes", nodes]) == 1
+    assert "NoNodeMatches" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a: [", "is no YAML"),
+        ("- 1", "no Kubernetes object"),
+        ("kind: Pod", "holds 0 ModelDeployments"),
+        (MDEP + "---" + MDEP, "holds 2 ModelDeployments"),
+        ("kind: ModelDeployment", "metadata.name is missing"),
+    ],
+)
+def test_another_file_is_refused_by_name(files, capsys, text, why):
+    (mdep,) = files(mdep=text)
+    assert main(["plan", "-f", mdep]) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there(capsys):
+    assert main(["plan", "-f", "/nowhere.yaml"]) == 2
+    assert "/nowhere.yaml" in capsys.readouterr().err

@@ -1,0 +1,170 @@
+"""Draining one pod: what is done next, from what is seen alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sluice_operator.actions import Delete, Drain, Scale, SetServing
+from sluice_operator.api.spec import QuarantineSpec
+from sluice_operator.drain import choose_victim, may_die, open_new, settle, shrink
+from sluice_operator.failing import has_failed, why_not_ready
+from sluice_operator.incidents import merge, seen
+from sluice_operator.names import PodRole
+from sluice_operator.observed import Load, Pod, Termination, Workload
+from sluice_operator.quarantine import quarantine
+
+NOW, TIMEOUT = 1000.0, 30.0
+D = Workload("m-decode-r", PodRole.DECODE, "r", 2, "u", "7")
+
+
+def pod(name, **rest):
+    told = {"ready": True, "node": "n", "started": True, "serving": True, "load": Load(3, empty=False)}
+    return Pod(name, name, PodRole.DECODE, "r", 0.0, **(told | rest))
+
+
+def down(name, **rest):
+    return pod(name, ready=False, **rest)
+
+
+def draining(name, since=NOW, **load):
+    return down(name, serving=False, serving_changed_at=since, load=Load(1, draining=True, empty=False, **load))
+
+
+SCALE = Scale("m-decode-r", PodRole.DECODE, "r", 1, 2, "7")
+
+
+def test_first_the_drain_then_the_gate():
+    assert shrink(D, [pod("a"), pod("b", load=Load(1))], NOW, TIMEOUT) == (Drain("b", "b"), SetServing("b", "b", False))
+
+
+def test_while_it_drains_nothing_else_happens():
+    assert shrink(D, [pod("a"), draining("b")], NOW, TIMEOUT) == ()
+
+
+def test_empty_or_out_of_time_it_may_go():
+    empty = replace(draining("b"), load=Load(draining=True, empty=True))
+    assert shrink(D, [pod("a"), empty], NOW, TIMEOUT) == (SCALE,)
+    assert shrink(D, [pod("a"), draining("b", NOW - 30)], NOW, TIMEOUT) == (SCALE,)
+
+
+def test_not_while_another_pod_could_die_in_its_place():
+    empty = replace(draining("b"), load=Load(draining=True, empty=True))
+    flapping = down("a", ready_changed_at=NOW - 5)
+    assert shrink(D, [flapping, empty], NOW, TIMEOUT) == ()
+    # But not for ever: after the time of a drain that one is drained too.
+    assert shrink(D, [replace(flapping, ready_changed_at=NOW - 40), empty], NOW, TIMEOUT)[0] == Drain("a", "a")
+
+
+def test_a_pod_that_serves_nobody_needs_no_drain():
+    assert shrink(D, [pod("a"), down("b", node="", load=None)], NOW, TIMEOUT) == (SCALE,)
+    assert shrink(D, [pod("a"), down("b", started=False, load=None)], NOW, TIMEOUT) == (SCALE,)
+
+
+def test_a_shrink_that_is_being_carried_out_is_waited_for():
+    assert shrink(D, [pod("a"), pod("b"), down("c", started=False)], NOW, TIMEOUT) == ()
+    assert shrink(D, [pod("a")], NOW, TIMEOUT) == (SCALE,)
+
+
+def test_a_victim_that_does_not_answer_is_asked_once_and_then_has_its_time():
+    silent = pod("b", load=None)
+    assert shrink(D, [pod("a", ready=True), silent], NOW, TIMEOUT)[0] == Drain("a", "a")
+    gone = down("b", serving=False, serving_changed_at=NOW, load=None)
+    assert shrink(D, [pod("a"), gone], NOW, TIMEOUT) == ()
+    assert shrink(D, [pod("a"), gone], NOW + 30, TIMEOUT) == (SCALE,)
+
+
+def test_a_victim_whose_engine_has_started_anew_is_drained_again():
+    fresh = down("b", serving=False, serving_changed_at=NOW, load=Load(1, empty=False))
+    assert shrink(D, [pod("a"), fresh], NOW, TIMEOUT) == (Drain("b", "b"),)
+
+
+def test_the_victim_has_the_least_work_and_is_the_youngest_of_equals():
+    young = replace(pod("c"), created_at=5.0)
+    assert choose_victim([pod("a"), pod("b"), young], NOW, TIMEOUT).name == "c"
+    assert choose_victim([pod("a", load=Load(1, 1)), pod("b")], NOW, TIMEOUT).name == "a"
+    assert choose_victim([pod("a", load=Load(0)), draining("b")], NOW, TIMEOUT).name == "b"
+
+
+def test_a_ready_pod_never_may_die():
+    assert not may_die(pod("a", serving=False, load=Load(empty=True)), NOW, TIMEOUT)
+
+
+def test_new_pods_get_their_gate_opened_and_only_those():
+    assert open_new([pod("a", serving=None), pod("b"), pod("c", serving=False)]) == (SetServing("a", "a", True),)
+
+
+def test_where_nobody_is_to_go_drained_pods_are_replaced_and_restarted_ones_reopened():
+    drained = draining("a", NOW - 40)
+    restarted = down("b", serving=False, serving_changed_at=NOW, load=Load())
+    assert settle([drained, restarted, pod("c")], NOW, TIMEOUT) == (Delete("Pod", "a", "a"), SetServing("b", "b", True))
+    assert settle([draining("a")], NOW, TIMEOUT) == ()
+
+
+# -- why pods fail, what is kept of it ---------------------------------------------------------------------------------
+
+
+def test_each_way_not_to_come_up_has_its_reason():
+    fresh = {"started": False, "load": None, "serving": True, "scheduled_at": NOW - 10}
+    told = {
+        "Starting": down("a", **fresh),
+        "Unschedulable": down("a", node="", unschedulable="0/1 nodes", started=False),
+        "ImagePullFailed": down("a", **fresh, waiting_reason="ImagePullBackOff"),
+        "ContainerConfigError": down("a", **fresh, waiting_reason="CreateContainerConfigError"),
+        "CrashLoop": down("a", **fresh, waiting_reason="CrashLoopBackOff", restarts=3),
+        "StartupTimedOut": down("a", **(fresh | {"scheduled_at": NOW - 500})),
+        "NotReady": down("a"),
+    }
+    for reason, seen_pod in told.items():
+        assert why_not_ready(seen_pod, NOW, 120.0)[0] == reason
+
+
+def test_a_revision_fails_by_what_lasts_and_not_for_want_of_a_node():
+    fresh = {"started": False, "load": None, "scheduled_at": NOW - 10}
+    assert not has_failed(down("a", **fresh), NOW, 120.0)
+    assert not has_failed(down("a", **fresh, waiting_reason="ErrImagePull"), NOW, 120.0)
+    assert has_failed(down("a", **fresh, waiting_reason="ErrImagePull"), NOW + 60, 120.0)
+    assert not has_failed(down("a", **fresh, waiting_reason="CrashLoopBackOff", restarts=1), NOW, 120.0)
+    assert has_failed(down("a", **fresh, waiting_reason="CrashLoopBackOff", restarts=3), NOW, 120.0)
+    assert not has_failed(down("a", node="", started=False, unschedulable="x"), NOW + 9999, 120.0)
+    assert not has_failed(down("a"), NOW + 9999, 120.0)
+
+
+def end(restart, code=3, message="SchedulerFrozen: leader", at=NOW):
+    return Termination(restart, code, "Error", message, at)
+
+
+def test_an_incident_is_told_once_and_the_list_is_bounded():
+    wedged = replace(pod("a"), terminations=(end(1), end(2, 0), end(3, 1, "", NOW + 5)))
+    told = seen([wedged, replace(wedged, name="b", terminating=True)])
+    assert [(i.id, i.reason) for i in told] == [("a.1", "Wedged"), ("a.3", "Died")]
+    assert merge(told, told) == (told[1], told[0])
+    many = seen([replace(pod("a"), terminations=tuple(end(n, at=NOW + n) for n in range(30)))])
+    assert [i.id for i in merge((), many)][:2] == ["a.29", "a.28"]
+    assert len(merge((), many)) == 10
+
+
+def test_an_incidents_message_is_one_line_and_bounded():
+    long = replace(pod("a"), terminations=(end(1, message="x" * 5000 + "\nmore"),))
+    assert len(seen([long])[0].message) == 512
+
+
+def held(name, since=NOW, quarantined=True):
+    told = down(name, ready_changed_at=since, quarantined=quarantined, load=Load(quarantined=True))
+    return replace(told, resource_version="3")
+
+
+def test_quarantine_keeps_a_few_for_a_while():
+    limits = QuarantineSpec(max_pods=1, max_seconds=300)
+    (release, delete) = quarantine([held("a", quarantined=False), held("b", quarantined=False)], limits, NOW)
+    assert str(release) == "quarantine Pod a"
+    assert delete == Delete("Pod", "b", "b")
+    assert quarantine([held("a")], limits, NOW + 299) == ()
+    assert quarantine([held("a")], limits, NOW + 300) == (Delete("Pod", "a", "a"),)
+    assert quarantine([held("a"), held("b", NOW + 1)], limits, NOW + 2) == (Delete("Pod", "b", "b"),)
+    none = QuarantineSpec(max_pods=0, max_seconds=300)
+    assert quarantine([held("a", quarantined=False)], none, NOW) == (Delete("Pod", "a", "a"),)
+
+
+def test_a_kept_pod_that_is_over_makes_room_for_the_next():
+    told = quarantine([held("a", NOW - 300), held("b", quarantined=False)], QuarantineSpec(1, 300), NOW)
+    assert [str(action) for action in told] == ["delete Pod a", "quarantine Pod b"]

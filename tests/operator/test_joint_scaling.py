@@ -1,0 +1,82 @@
+"""Autoscaler and rollout together, against a cluster in memory."""
+
+from __future__ import annotations
+
+import pytest
+from operator_cluster import PAGES, Cluster, manifest, with_tag
+
+from sluice_operator.names import PodRole
+
+
+def scaled(replicas=2, **rest):
+    scaling = {"mode": "Auto", "auto": {"maxReplicas": 6, "minReplicas": 1}}
+    return Cluster(
+        manifest(image=with_tag("A"), decode={"replicas": replicas, "scaling": scaling}, gateway={"replicas": 1}),
+        **rest,
+    )
+
+
+def load(cluster, pages):
+    """`pages` wanted by all sequences, spread over the ready decode engines."""
+    ready = [p for p in cluster.pods.values() if p.role is PodRole.DECODE and p.ready]
+    for pod in ready:
+        pod.pages = min(PAGES, pages // len(ready))
+
+
+def run(cluster, seconds, pages, step=None):
+    end = cluster.now + seconds
+    while cluster.now < end:
+        load(cluster, pages)
+        (step or cluster.step)()
+
+
+def test_a_burst_during_a_rollout_grows_the_new_revision_and_keeps_capacity():
+    cluster = scaled()
+    run(cluster, 600, 1000)
+    cluster.change(image=with_tag("B"))
+    run(cluster, 60, 1000)
+    run(cluster, 2400, 3000)
+    assert cluster.broken == []
+    assert cluster.spec["decode"]["replicas"] == 5
+    assert cluster.engines() == {("prefill", "B"): 1, ("decode", "B"): 5}
+
+
+def test_nothing_shrinks_while_a_rollout_goes_on():
+    cluster = scaled(4)
+    run(cluster, 600, 2400)
+    cluster.room = 5  # the surge finds no node, so the rollout does not end
+    cluster.change(image=with_tag("B"))
+    run(cluster, 1800, 100)
+    assert cluster.spec["decode"]["replicas"] == 4
+    assert cluster.status.scaling.decisions[0].reason == "RollingOut"
+
+
+def test_pods_that_find_no_node_are_given_back():
+    cluster = scaled(2, room=3)
+    run(cluster, 240, 1000)
+    run(cluster, 1200, 2000)
+    assert [d.reason for d in cluster.status.scaling.decisions].count("PendingGivenBack") >= 1
+    assert cluster.spec["decode"]["replicas"] in (2, 3)
+    assert cluster.engines()["decode", "A"] == 2
+    assert cluster.broken == []
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_steady_load_ends_in_the_same_size_even_if_the_operator_dies_all_the_time(killed):
+    cluster = scaled(2)
+    step = cluster.step_killed if killed else cluster.step
+    run(cluster, 1800, 2500, step)
+    assert cluster.spec["decode"]["replicas"] == 4
+    run(cluster, 3600, 100, step)
+    assert cluster.spec["decode"]["replicas"] == 1
+    assert cluster.engines() == {("prefill", "A"): 1, ("decode", "A"): 1}
+    assert cluster.broken == []
+
+
+def test_whoever_scales_from_outside_is_not_contradicted():
+    cluster = Cluster(manifest(image=with_tag("A"), decode={"replicas": 2, "scaling": {"mode": "External"}}))
+    run(cluster, 1800, 9000)
+    assert cluster.spec["decode"]["replicas"] == 2
+    cluster.change(decode=cluster.spec["decode"] | {"replicas": 5})
+    run(cluster, 600, 0)
+    assert cluster.engines()["decode", "A"] == 5

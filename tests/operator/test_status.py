@@ -1,0 +1,142 @@
+"""Status: written on change, bounded, and not with every token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from operator_cluster import PAGES, Cluster, manifest, with_tag
+
+from sluice_operator.actions import WriteStatus
+from sluice_operator.api.enums import ConditionStatus
+from sluice_operator.api.schema import object_schema
+from sluice_operator.api.status import Condition, DecisionStatus, ModelDeploymentStatus, ScalingStatus
+from sluice_operator.api.value import to_json
+from sluice_operator.conditions import Finding, dated, first_broken
+from sluice_operator.names import PodRole
+from sluice_operator.observed import Memory, Termination
+from sluice_operator.reasons import Reason
+from sluice_operator.status import must_write
+
+
+def auto(cluster_spec=None, **rest):
+    scaling = {"mode": "Auto", "auto": {"maxReplicas": 6} | rest}
+    return manifest(decode={"replicas": 1, "scaling": scaling}, **(cluster_spec or {}))
+
+
+def test_load_is_written_in_steps_of_five_and_at_most_every_30_s():
+    cluster = Cluster(auto())
+    cluster.run_until_quiet(2000)
+    writes = []
+    for second in range(120):
+        for pod in cluster.pods.values():
+            pod.pages = int(PAGES * (0.10 + 0.20 * (second % 10) / 10))
+        actions = cluster.plan()
+        if any(isinstance(action, WriteStatus) for action in actions):
+            writes.append(cluster.now)
+        for action in actions:
+            cluster.obey(action)
+        cluster.tick(1.0)
+    assert 2 <= len(writes) <= 5
+    assert all(late - early >= 30 for early, late in zip(writes, writes[1:]))  # noqa: RUF007
+    assert cluster.status.kv_utilization_percent % 5 == 0
+
+
+def test_a_change_of_more_than_load_is_written_at_once():
+    memory = Memory(0.0, load_written_at=100.0)
+    old = ModelDeploymentStatus(kv_utilization_percent=10)
+    assert not must_write(old, replace(old, kv_utilization_percent=50), memory, 120.0)
+    assert must_write(old, replace(old, kv_utilization_percent=50), memory, 130.0)
+    assert must_write(old, replace(old, reason="NoPair"), memory, 101.0)
+    hold = DecisionStatus("t", 1, 1, "Hold", "AtTarget", "")
+    grown = DecisionStatus("t", 1, 2, "Up", "LoadAboveTarget", "")
+    assert not must_write(old, replace(old, scaling=ScalingStatus((hold,))), memory, 101.0)
+    assert must_write(old, replace(old, scaling=ScalingStatus((grown,))), memory, 101.0)
+
+
+def assert_fits(value, schema, path=""):
+    if isinstance(value, dict):
+        for name, member in value.items():
+            assert_fits(member, schema["properties"][name], f"{path}.{name}")
+    elif isinstance(value, list):
+        assert len(value) <= schema["maxItems"], path
+        for item in value:
+            assert_fits(item, schema["items"], f"{path}[]")
+    elif isinstance(value, str):
+        assert "enum" in schema or len(value) <= schema["maxLength"], path
+
+
+def test_whatever_happens_status_stays_within_its_schema():
+    cluster = Cluster(auto({"image": with_tag("A")}), room=2)
+    cluster.work[PodRole.DECODE] = 9
+    for turn in range(300):
+        for pod in cluster.pods.values():
+            pod.pages = 950 if turn % 60 < 40 else 0
+            if pod.started and turn % 7 == 0:
+                pod.restarts += 1
+                words = "w" * 9000
+                pod.terminations = (*pod.terminations, Termination(pod.restarts, 3, "Error", words, cluster.now))[-3:]
+        cluster.step()
+        assert_fits(to_json(cluster.status), object_schema(ModelDeploymentStatus))
+    assert len(cluster.status.incidents) == 10
+    assert len(cluster.status.scaling.decisions) <= 10
+
+
+def test_decisions_tell_inputs_verdict_and_reason():
+    cluster = Cluster(auto())
+    cluster.run(900)
+    for _ in range(60):
+        for pod in cluster.pods.values():
+            pod.pages = 950
+        cluster.step()
+    newest = next(d for d in cluster.status.scaling.decisions if d.verdict == "Up")
+    assert newest.reason == "LoadAboveTarget"
+    assert "% of pages in use" in newest.inputs
+    assert cluster.spec["decode"]["replicas"] > 1
+    assert cluster.broken == []
+
+
+def finding(status, reason=Reason.READY):
+    return Finding("Ready", status, reason, "m")
+
+
+def test_a_transition_time_moves_with_the_status_only():
+    old = (Condition("Ready", ConditionStatus.TRUE, "Ready", "m", 1, "2020-01-01T00:00:00Z"),)
+    same = dated([finding(ConditionStatus.TRUE, Reason.COMPLETE)], old, 2, 1e9)
+    assert (same[0].last_transition_time, same[0].observed_generation) == ("2020-01-01T00:00:00Z", 2)
+    other = dated([finding(ConditionStatus.FALSE)], old, 2, 1e9)
+    assert other[0].last_transition_time == "2001-09-09T01:46:40Z"
+
+
+def test_the_reason_is_the_first_broken_link():
+    true = [
+        Finding(name, ConditionStatus.TRUE, Reason.READY, "")
+        for name in ("Accepted", "Placed", "PrefillReady", "DecodeReady", "GatewayReady", "Routable")
+    ]
+    assert first_broken(true) is None
+    broken = [
+        f if f.type not in ("Routable", "DecodeReady") else replace(f, status=ConditionStatus.UNKNOWN) for f in true
+    ]
+    assert first_broken(broken).type == "DecodeReady"
+
+
+def test_success_is_never_told_of_a_revision_that_is_not_there_yet():
+    """Old pods may satisfy every count: they are not what was asked for."""
+    cluster = Cluster(manifest(image=with_tag("A")))
+    cluster.run_until_quiet(2000)
+    cluster.change(image=with_tag("B"))
+    cluster.step()
+    assert cluster.condition("Ready").status is ConditionStatus.FALSE
+    assert cluster.status.observed_generation == cluster.generation
+    assert cluster.status.roles.decode.ready == 1
+    assert cluster.status.roles.decode.updated == 0
+
+
+def test_scale_sees_what_an_hpa_needs():
+    cluster = Cluster(manifest(decode={"replicas": 3, "scaling": {"mode": "External"}}))
+    cluster.run_until_quiet(2000)
+    assert cluster.status.decode_replicas == 3
+    assert cluster.status.decode_selector == "sluice.dev/deployment=m,sluice.dev/role=decode"
+    cluster.change(decode={"replicas": 0, "scaling": {"mode": "External"}})
+    cluster.run_until_quiet(2000)
+    assert cluster.status.decode_replicas == 0
+    assert (cluster.status.reason, cluster.condition("DecodeReady").reason) == ("ScaledToZero", "ScaledToZero")
