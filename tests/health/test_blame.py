@@ -70,6 +70,14 @@ def test_last_words_that_are_no_reason_of_ours_are_detail():
     assert told.detail == "ended with 1: MemoryError: in plan"
 
 
+def test_a_thread_of_a_process_that_just_ends_is_not_blamed_for_it():
+    there, gone = row("leader.lease", 10.0), row("leader.lease", 10.0, thread=Thread.GONE)
+    first, second = Reading(10.0, {gone.name: gone}), Reading(10.25, {gone.name: gone})
+    assert not verdict(Reading(9.75, {there.name: there}), first, BUDGETS, WATCHED).is_fatal
+    told = verdict(first, second, BUDGETS, WATCHED)
+    assert (told.reason, told.culprit) == (Reason.LEASE_THREAD_DEAD, "leader.lease")
+
+
 @pytest.mark.parametrize(
     ("rank", "culprit"),
     [({"phase": Phase.LOADING}, "rank0.loop"), ({"state": State.ABSENT}, "rank0.loop")],

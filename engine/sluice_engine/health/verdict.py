@@ -77,7 +77,7 @@ def verdict(before: Reading, after: Reading, budgets: Budgets, watched: Sequence
     """`before` comes from `carry`. The first check that has something fatal to say says it; else the slowest."""
     checks: tuple[Callable[[], Iterable[Verdict]], ...] = (
         lambda: _dead_processes(after, watched),
-        lambda: _dead_threads(after, watched),
+        lambda: _dead_threads(before, after, watched),
         lambda: _frozen_loops(before, after, budgets, watched),
         lambda: _frozen_work(before, after, budgets, watched),
         lambda: _stalled_start(before, after, budgets, watched),
@@ -123,13 +123,18 @@ def _reason_of_death(process: str) -> str:
     return _DEATHS.get(process, Reason.ZYGOTE_DEAD)
 
 
-def _dead_threads(after: Reading, watched: Sequence[Watched]) -> Iterable[Verdict]:
-    """A thread whose loop has ended while its process lives on. Its process's own death is told before."""
+def _dead_threads(before: Reading, after: Reading, watched: Sequence[Watched]) -> Iterable[Verdict]:
+    """A thread whose loop has ended while its process lives on. Its process's own death is told before.
+
+    The threads of a process that ends go one by one: who is only gone must be so at two looks.
+    """
     for thread in watched:
-        row = after.rows.get(thread.name)
-        if row is None or not (row.state is State.FAILED or (row.state is State.RUNNING and row.thread is Thread.GONE)):
+        old, row = before.rows.get(thread.name), after.rows.get(thread.name)
+        if row is None:
             continue
-        yield Verdict(Kind.DEAD, _reason_of_end(row.name, watched), row.name, _doing(row), detail=row.doing)
+        was_gone = old is not None and old.life == row.life and old.thread is Thread.GONE
+        if row.state is State.FAILED or (row.state is State.RUNNING and row.thread is Thread.GONE and was_gone):
+            yield Verdict(Kind.DEAD, _reason_of_end(row.name, watched), row.name, _doing(row), detail=row.doing)
 
 
 def _reason_of_end(name: str, watched: Sequence[Watched]) -> Reason:
