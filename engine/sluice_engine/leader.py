@@ -335,6 +335,7 @@ class Leader:
         self._results.append(first)
         self.rooms.on_result(planned, first)
         self._publish(publish_step(self.streams, planned.rows, first))
+        self.marks.published()
         self._kick()
 
     def _publish(self, published: Published) -> None:

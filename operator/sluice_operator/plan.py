@@ -19,6 +19,7 @@ from sluice_operator.actions import (
     Delete,
     EnsureSecret,
     MarkRevision,
+    ReleasePod,
     Remember,
     Scale,
     SetDecodeReplicas,
@@ -88,7 +89,7 @@ class _Plan:
             *self._standing(),
             *self._gateway(spec),
             *self._revisions(spec, wanted, target, view),
-            *quarantine(self.observed.pods, spec.quarantine, self.now),
+            *self._quarantined(spec),
             *self._engines(spec, target, view),
             *self._autoscaled(scaled),
             *self._pruned(wanted, target),
@@ -283,9 +284,19 @@ class _Plan:
             if not is_there and not (item["kind"] == "Deployment" and (role, revision.hash) in self.workloads):
                 yield Apply(item)
 
+    def _quarantined(self, spec: ModelDeploymentSpec) -> Iterable[Action]:
+        for action in quarantine(self.observed.pods, spec.quarantine, self.now):
+            yield action
+            if isinstance(action, ReleasePod):
+                text = f"{action.pod} is wedged and kept for {spec.quarantine.max_seconds} s"
+                yield Tell("Quarantined", text, f"kept-{action.uid}", warning=True)
+
     def _autoscaled(self, scaled: Scaled | None) -> Iterable[Action]:
         if scaled is not None and scaled.decision.replicas != scaled.inputs.replicas:
-            yield SetDecodeReplicas(scaled.decision.replicas, scaled.inputs.replicas)
+            before, after = scaled.inputs.replicas, scaled.decision.replicas
+            yield SetDecodeReplicas(after, before)
+            text = f"decode from {before} to {after}: {scaled.decision.reason}: {scaled.inputs}"
+            yield Tell("Scaled", text, f"scaled-{before}-{after}-{int(self.now)}")
 
     def _pruned(self, wanted: str, target: Target) -> Iterable[Action]:
         """Deployments that have run empty, then what only they needed, then revisions that nobody goes back to."""

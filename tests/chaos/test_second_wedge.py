@@ -117,4 +117,5 @@ def test_the_original_fault_is_named_within_seconds():
         assert rows["leader.loop"].state.name == rows["leader.lease"].state.name == "RUNNING"  # so they had said
         assert "Thread 0x" in (bundle / "leader.stacks").read_text()
         assert KEY not in (bundle / "about.json").read_text()
-        assert stack.forget("prefill-0") == 1
+        assert prefill.process.popen.wait(30) == 1
+        stack.forget("prefill-0")

@@ -204,7 +204,7 @@ def test_a_death_is_told_at_the_next_look(gone, reason, culprit):
 def test_a_thread_that_ended_in_a_living_process_is_a_death(name, reason, fields):
     engine = Engine()
     engine.set(name, **fields)
-    told = engine.run(0.25)
+    told = engine.run(0.5)  # seen twice
     assert (told.kind, told.reason, told.culprit) == (Kind.DEAD, reason, name)
 
 

@@ -159,6 +159,12 @@ def test_one_engine_fewer_must_be_able_to_carry_it_all():
         assert decision.replicas == wanted
 
 
+def test_nothing_shrinks_while_engines_that_were_asked_for_are_not_warm():
+    inputs = Inputs(replicas=3, engines=2, warming=1, running=1, running_pages=5, pages_per_engine=PAGES)
+    decision, _ = decide(inputs, auto(), Memory(0.0, (Wish(0, 1),)), 1e6)
+    assert (decision.replicas, decision.reason) == (3, "AtTarget")
+
+
 def test_slow_tokens_grow_and_forbid_to_shrink():
     spec = auto(inter_token_p95_milliseconds=50)
     slow = Inputs(replicas=2, engines=2, running=9, running_pages=20, pages_per_engine=PAGES, inter_token_p95_ms=80)

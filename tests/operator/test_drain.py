@@ -10,7 +10,7 @@ from sluice_operator.drain import choose_victim, may_die, open_new, settle, shri
 from sluice_operator.failing import has_failed, why_not_ready
 from sluice_operator.incidents import merge, seen
 from sluice_operator.names import PodRole
-from sluice_operator.observed import Load, Pod, Termination, Workload
+from sluice_operator.observed import EngineReport, GatewayReport, Load, Memory, Observed, Pod, Termination, Workload
 from sluice_operator.quarantine import quarantine
 
 NOW, TIMEOUT = 1000.0, 30.0
@@ -98,6 +98,24 @@ def test_where_nobody_is_to_go_drained_pods_are_replaced_and_restarted_ones_reop
     restarted = down("b", serving=False, serving_changed_at=NOW, load=Load())
     assert settle([drained, restarted, pod("c")], NOW, TIMEOUT) == (Delete("Pod", "a", "a"), SetServing("b", "b", True))
     assert settle([draining("a")], NOW, TIMEOUT) == ()
+
+
+def test_useful_is_ready_in_no_drain_and_known_to_every_ready_gateway():
+    def seen(told, *reports):
+        gateways = [Pod(name, name, PodRole.GATEWAY, "", 0.0, ready=True) for name in ("g0", "g1")]
+        return Observed("ns", "m", "u", 1, Memory(0.0), pods=(told, *gateways), gateways=reports)
+
+    def report(gateway, *pods):
+        return GatewayReport(gateway, NOW, engines=tuple(EngineReport(p, PodRole.DECODE, "f", Load()) for p in pods))
+
+    both = (report("g0", "a"), report("g1", "a"))
+    assert seen(pod("a"), *both).is_useful(pod("a"))
+    assert not seen(pod("a"), *both).is_useful(pod("a", load=Load(draining=True)))
+    assert not seen(pod("a"), *both).is_useful(pod("a", serving=False))
+    assert not seen(pod("a"), *both).is_useful(pod("a", quarantined=True))
+    assert not seen(pod("a"), *both).is_useful(down("a"))
+    assert not seen(pod("a"), report("g0", "a"), report("g1")).is_useful(pod("a"))
+    assert seen(pod("a"), report("g0", "a")).routed is None
 
 
 # -- why pods fail, what is kept of it ---------------------------------------------------------------------------------

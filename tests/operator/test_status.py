@@ -126,6 +126,7 @@ def test_success_is_never_told_of_a_revision_that_is_not_there_yet():
     cluster.change(image=with_tag("B"))
     cluster.step()
     assert cluster.condition("Ready").status is ConditionStatus.FALSE
+    assert cluster.condition("DecodeReady").status is ConditionStatus.FALSE
     assert cluster.status.observed_generation == cluster.generation
     assert cluster.status.roles.decode.ready == 1
     assert cluster.status.roles.decode.updated == 0

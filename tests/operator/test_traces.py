@@ -22,8 +22,13 @@ events = st.one_of(
     st.tuples(st.just("wedge"), st.integers(0, 20)),
     st.tuples(st.just("pause"), st.booleans()),
     st.tuples(st.just("gateways"), st.booleans()),
+    st.tuples(st.just("room"), st.integers(0, 12)),
+    st.tuples(st.just("bad"), st.sampled_from("BC")),
 )
+# In mode Auto the number is the operator's, and load is what happens.
+loads = st.one_of(events.filter(lambda event: event[0] != "decode"), st.tuples(st.just("pages"), st.integers(0, 3000)))
 traces = st.lists(st.tuples(st.integers(1, 16), events), max_size=8)
+loaded = st.lists(st.tuples(st.integers(1, 30), loads), max_size=8)
 
 
 def start(prefill, decode, limit):
@@ -49,6 +54,12 @@ def happen(cluster, event):
             cluster.change(decode={"replicas": n})
         case ("pause", paused):
             cluster.change(paused=paused)
+        case ("room", room):
+            cluster.room = room
+        case ("bad", tag):
+            cluster.bad.add(tag)
+        case ("pages", pages):
+            cluster.pages = pages
         case ("gateways", routing):
             cluster.routing = routing
         case (what, n):
@@ -67,14 +78,26 @@ def strike(cluster, what, pod):
         pod.scheduled = cluster.now
 
 
+def heal(cluster):
+    """What is wrong with the world ends; what was asked for is asked for once more, if it was taken back."""
+    cluster.routing, cluster.room = True, 1000
+    cluster.change(paused=False)
+    if cluster.spec["image"]["tag"] in cluster.bad:
+        cluster.change(image=with_tag("D"))
+    cluster.bad.clear()
+
+
 def play(cluster, trace, step):
     for turns, event in trace:
         for _ in range(turns):
             step()
         happen(cluster, event)
-    cluster.routing = True
-    cluster.change(paused=False)
+    heal(cluster)
     cluster.run_until_quiet(QUIET_S, step)
+    if cluster.condition("Progressing").reason == "RolledBack":
+        # Held for what is over by now: only a change of the spec ends that.
+        cluster.change(image=with_tag("E"))
+        cluster.run_until_quiet(QUIET_S, step)
     return cluster
 
 
@@ -109,8 +132,35 @@ def test_an_operator_that_dies_and_forgets_after_every_action_ends_in_the_same_s
     assert killed.end_state() == steady.end_state()
 
 
+def auto(prefill, limit):
+    cluster = start(prefill, 2, limit)
+    scaling = {"mode": "Auto", "auto": {"minReplicas": 1, "maxReplicas": 6}}
+    cluster.change(decode={"replicas": 2, "scaling": scaling})
+    return cluster
+
+
+@settings(exact, max_examples=6)
+@given(sizes, limits, loaded, st.booleans())
+def test_with_an_autoscaler_that_changes_the_number_all_the_time_too(prefill, limit, trace, killed):
+    cluster = auto(prefill, limit)
+    play(cluster, trace, cluster.step_killed if killed else cluster.step)
+    assert_served(cluster)
+
+
 @pytest.mark.slow
-@settings(exact, max_examples=250)
+@pytest.mark.timeout(600)
+@settings(exact, max_examples=80)
+@given(sizes, limits, loaded)
+def test_many_traces_with_an_autoscaler(prefill, limit, trace):
+    for killed in (False, True):
+        cluster = auto(prefill, limit)
+        play(cluster, trace, cluster.step_killed if killed else cluster.step)
+        assert_served(cluster)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@settings(exact, max_examples=120)
 @given(sizes, sizes, limits, traces)
 def test_many_traces(prefill, decode, limit, trace):
     for killed in (False, True):

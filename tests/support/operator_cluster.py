@@ -130,6 +130,7 @@ class Cluster:
         self.lost: set[str] = set()
         self.routing = True
         self.queue_age_ms, self.queued = 0.0, 0
+        self.pages: int | None = None  # wanted of decode, by all sequences
         self.work = {PodRole.PREFILL: 2, PodRole.DECODE: 3}
         self.status_writes = 0
         self._numbers = itertools.count()
@@ -243,8 +244,8 @@ class Cluster:
             case Drain(pod):
                 if self.pods[pod].started:
                     self.pods[pod].draining = True
+                    # Its readiness probe fails only at the next look.
                     self.pods[pod].drained_since = self.now
-                    self._settle(self.pods[pod])
             case SetServing(pod, _, serving):
                 self.pods[pod].gate, self.pods[pod].gate_at = serving, self.now
                 self._settle(self.pods[pod])
@@ -341,6 +342,14 @@ class Cluster:
                 del self.pods[pod.name]
             elif pod.gone_at is None:
                 self._live(pod)
+        if self.pages is not None:
+            self._spread()
+
+    def _spread(self) -> None:
+        """Load over the ready decode engines."""
+        ready = [p for p in self.pods.values() if p.role is PodRole.DECODE and p.ready]
+        for pod in ready:
+            pod.pages = min(PAGES, (self.pages or 0) // len(ready))
 
     def _replicate(self, deployment: SimDeployment) -> None:
         mine = [

@@ -185,10 +185,12 @@ class RunningStack:
         """`health`: fields of HealthSpec; given, it runs under a supervisor."""
         (self.directory / "key").write_text(KEY)
         self.write_fleet()
-        start = ["-m", "sluice_gateway"]
+        parent = ["--parent", str(os.getpid())]
+        start = ["-m", "sluice_gateway", *parent]
         if health is not None:
             run_dir = Path(tempfile.mkdtemp(prefix="gateway-", dir=self.directory))
-            start = ["-m", "sluice_gateway.supervised", "--run-dir", str(run_dir), "--health", json.dumps(health), "--"]
+            start = ["-m", "sluice_gateway.supervised", *parent]
+            start += ["--run-dir", str(run_dir), "--health", json.dumps(health), "--"]
         self.gateway = Process(
             *(*start, "--model-name", "m", "--tokenizer", self.model or "bytes"),
             *("--key-file", str(self.directory / "key"), "--fleet-file", str(self.directory / "fleet.json")),

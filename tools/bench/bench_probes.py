@@ -70,7 +70,10 @@ def main() -> None:
                 os.kill(pid, signal.SIGSTOP)
             tell("leader and rank stuck", measure(ready["probes"], args.probes))
             cores = os.cpu_count() or 1
-            burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores)]
+            burn = (
+                f"from sluice_engine.processes import die_with_parent; die_with_parent({os.getpid()})\nwhile True: pass"
+            )
+            burners = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(cores)]
             tell(f"stuck, {cores} cores busy", measure(ready["probes"], args.probes))
         finally:
             for burner in burners:

@@ -49,6 +49,10 @@ class LeaderMarks:
         if self.recorder is not None:
             self.recorder.step_done(number)
 
+    def published(self) -> None:
+        """What comes next on this loop may be anybody's callback."""
+        self.row.enter(Phase.SERVING)
+
     def resting(self, admissible: int) -> None:
         """No step is under way. `admissible`: sequences that wait though there is room for them."""
         self.row.pending(admissible)

@@ -77,10 +77,10 @@ def verdict(before: Reading, after: Reading, budgets: Budgets, watched: Sequence
     """`before` comes from `carry`. The first check that has something fatal to say says it; else the slowest."""
     checks: tuple[Callable[[], Iterable[Verdict]], ...] = (
         lambda: _dead_processes(after, watched),
-        lambda: _dead_threads(after, watched),
+        lambda: _dead_threads(before, after, watched),
         lambda: _frozen_loops(before, after, budgets, watched),
         lambda: _frozen_work(before, after, budgets, watched),
-        lambda: _stalled_start(before, after, budgets),
+        lambda: _stalled_start(before, after, budgets, watched),
     )
     slowest = IDLE
     for check in checks:
@@ -123,13 +123,18 @@ def _reason_of_death(process: str) -> str:
     return _DEATHS.get(process, Reason.ZYGOTE_DEAD)
 
 
-def _dead_threads(after: Reading, watched: Sequence[Watched]) -> Iterable[Verdict]:
-    """A thread whose loop has ended while its process lives on. Its process's own death is told before."""
+def _dead_threads(before: Reading, after: Reading, watched: Sequence[Watched]) -> Iterable[Verdict]:
+    """A thread whose loop has ended while its process lives on. Its process's own death is told before.
+
+    The threads of a process that ends go one by one: who is only gone must be so at two looks.
+    """
     for thread in watched:
-        row = after.rows.get(thread.name)
-        if row is None or not (row.state is State.FAILED or (row.state is State.RUNNING and row.thread is Thread.GONE)):
+        old, row = before.rows.get(thread.name), after.rows.get(thread.name)
+        if row is None:
             continue
-        yield Verdict(Kind.DEAD, _reason_of_end(row.name, watched), row.name, _doing(row), detail=row.doing)
+        was_gone = old is not None and old.life == row.life and old.thread is Thread.GONE
+        if row.state is State.FAILED or (row.state is State.RUNNING and row.thread is Thread.GONE and was_gone):
+            yield Verdict(Kind.DEAD, _reason_of_end(row.name, watched), row.name, _doing(row), detail=row.doing)
 
 
 def _reason_of_end(name: str, watched: Sequence[Watched]) -> Reason:
@@ -200,13 +205,24 @@ def _reason_of_stalled(thread: Watched, row: RowReading, after: Reading) -> tupl
     return thread.stalled, row.name
 
 
-def _stalled_start(before: Reading, after: Reading, budgets: Budgets) -> Iterable[Verdict]:
+def _stalled_start(before: Reading, after: Reading, budgets: Budgets, watched: Sequence[Watched]) -> Iterable[Verdict]:
     if after.started or before.started or before.loaded != after.loaded:
         return
     age = after.at_s - before.loaded_s
-    last = max(after.rows.values(), key=lambda row: row.phase_since_ns, default=RowReading("supervisor"))
-    absent = next((row.name for row in after.rows.values() if row.state is State.ABSENT), last.name)
-    yield from _judge(age, max(budgets.start_s, budgets.floor_s), budgets.slow, (Reason.START_STALLED, absent), last)
+    row = _last_to_start(after, watched)
+    budget = max(budgets.start_s, budgets.floor_s)
+    yield from _judge(age, budget, budgets.slow, (Reason.START_STALLED, row.name), row)
+
+
+def _last_to_start(after: Reading, watched: Sequence[Watched]) -> RowReading:
+    """A loop that has not begun; else who loads; else who did something last. Threads without a loop may never begin:
+    there are no collectives where there is one rank."""
+    rows = list(after.rows.values())
+    loops = [after.rows[thread.name] for thread in watched if thread.ticks and thread.name in after.rows]
+    loading = [row for row in rows if row.state is State.RUNNING and row.phase is Phase.LOADING]
+    absent = [row for row in loops if row.state is State.ABSENT]
+    latest = max(rows, key=lambda row: row.phase_since_ns, default=RowReading("supervisor"))
+    return next(iter([*absent, *loading, latest]))
 
 
 def _judge(age: float, budget: float, slow: float, blame: tuple[str, str], row: RowReading) -> Iterable[Verdict]:

@@ -49,7 +49,8 @@ def root_schema() -> Schema:
         "properties": {
             "apiVersion": {"type": "string", "description": "sluice.dev/v1alpha1"},
             "kind": {"type": "string", "description": "ModelDeployment"},
-            "metadata": {"type": "object"},
+            # The bound is for the cost of the rule above; the rule says it better.
+            "metadata": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 63}}},
             "spec": object_schema(ModelDeploymentSpec, "What to run. Written by you."),
             "status": object_schema(ModelDeploymentStatus, "What is running. Written by the operator."),
         },

@@ -32,8 +32,9 @@ def field_schema(field: ApiField) -> Schema:
     if field.about.rules:
         schema["x-kubernetes-validations"] = _validations(field.about.rules)
     if not field.required and field.default is not None:
-        # Whole: the API server holds a default against the CEL rules before it fills in what is inside.
-        schema["default"] = to_json(field.default)
+        # The API server holds a default against the rules before it fills in the members' own defaults.
+        has_rules = dataclasses.is_dataclass(field.type) and bool(rules_of(_class(field.type)))
+        schema["default"] = to_json(field.default, defaults=has_rules)
     return schema
 
 
@@ -58,9 +59,7 @@ def _scalar(kind: Any, about: About, name: str) -> Schema:
         return {"type": "boolean"}
     if kind is int:
         bounds = {"minimum": about.minimum, "maximum": about.maximum}
-        return {"type": "integer", "format": "int64"} | {
-            key: value for key, value in bounds.items() if value is not None
-        }
+        return {"type": "integer"} | {key: value for key, value in bounds.items() if value is not None}
     if issubclass(kind, StrEnum):
         return {"type": "string", "enum": [member.value for member in kind]}
     if kind is not str:

@@ -120,7 +120,7 @@ def _unlimit(pid: int, soft: int, hard: int) -> None:
 
 
 def _load(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
-    code = "while True: pass"
+    code = f"from sluice_engine.processes import die_with_parent; die_with_parent({os.getpid()})\nwhile True: pass"
     hogs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(int(fault["load"]))]
 
     def end() -> None:

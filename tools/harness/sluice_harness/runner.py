@@ -114,6 +114,7 @@ class _Attempt:
         self.exit: int | None = None
         self.detect_s: float | None = None
         self.allowed: float | None = None
+        self.bundles_before: set[Path] = set()
 
     def result(self, turn: int, wall_s: float) -> Result:
         told = self.seen
@@ -137,6 +138,7 @@ class _Attempt:
         row = self.row
         engine = stack.engine(row.role)
         work, injected = Work(), Injected(time.monotonic())
+        self.bundles_before = set(engine.bundles())
         try:
             if row.phase is Phase.LOADING:
                 engine = begin_loading(stack, engine, row)
@@ -171,7 +173,8 @@ class _Attempt:
             eventually(lambda: not engine.left_behind(), "its processes are gone", 10.0)
         self.problems += judge_end(expected, self.exit, engine.left_behind())
         if is_self_told(self.seen.outcome):
-            self.problems += judge_evidence(expected, engine.run_dir / TERMINATION, engine.bundles(), stack.key)
+            fresh = [bundle for bundle in engine.bundles() if bundle not in self.bundles_before]
+            self.problems += judge_evidence(expected, engine.run_dir / TERMINATION, fresh, stack.key)
 
     def _stay_healthy(self, stack: Stack, engine: Service, work: Work) -> None:
         def until() -> bool:

@@ -81,7 +81,7 @@ def run_table(row: Row, turn: int) -> Result:
     return Result(
         row.id, turn, FLOOR_S, tuple(problems), outcome,
         verdict.reason if verdict.is_fatal else "", verdict.culprit if verdict.is_fatal else "", None,
-        detect, limit if detect is not None else None, round(time.monotonic() - began, 2),
+        detect, limit if detect is not None else None, round(time.monotonic() - began, 2), is_virtual=True,
     )  # fmt: skip
 
 
