@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,6 +26,8 @@ from cluster_tools import TOOLS
 from control_plane_pki import Authority
 
 STAGES = Path(__file__).parent.parent / "cluster" / "stages.yaml"
+CRD = Path(__file__).parents[2] / "charts/sluice-crds/templates/modeldeployments.yaml"
+GROUP = "sluice.dev"
 READY_S = 90.0
 ENDING_S = 20.0
 PORT_ATTEMPTS = 4
@@ -221,6 +224,35 @@ class ControlPlane:
         where = [f"--kubeconfig={self.kubeconfig}", f"--config={STAGES}", "--cidr=240.0.0.1/16"]
         self._run("kwok", *where, "--manage-all-nodes=true")
 
+    def restart_api(self) -> None:
+        """Nothing of what it had cached is left."""
+        self.end("kube-apiserver")
+        self.start_api()
+
+    def compact(self) -> None:
+        """etcd keeps only what there is now: a watch that would go on from before is told that it cannot."""
+        revision = self._etcd("kv/range", {"key": "AA=="})["header"]["revision"]
+        self._etcd("kv/compaction", {"revision": revision, "physical": True})
+
+    def install_crd(self) -> None:
+        """As a user would, and until everybody knows it."""
+        self.kubectl("apply", "-f", str(CRD))
+        client = self.client()
+        client.until(f"/apis/{GROUP}", bool)
+        # What kubectl goes by is put together by controllers of its own.
+        client.until("/openapi/v3", lambda told: any(path.startswith(f"apis/{GROUP}/") for path in told["paths"]))
+        discovery = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
+        client.until("/apis", lambda told: GROUP in [g["metadata"]["name"] for g in told["items"]], accept=discovery)
+        # The apply has left kubectl with what there was before it.
+        self.kubectl("api-resources", "--cached=false")
+
+    def add_nodes(self, count: int) -> None:
+        """Without GPUs, named plain-0, plain-1, ..."""
+        client = self.client()
+        for name in (f"plain-{number}" for number in range(count)):
+            client.create("/api/v1/nodes", {"kind": "Node", "metadata": {"name": name}})
+            client.until(f"/api/v1/nodes/{name}", lambda there: there["status"].get("phase") == "Running")
+
     def stop(self) -> None:
         """What was started last ends first; nothing is left behind."""
         while self._processes:
@@ -239,6 +271,11 @@ class ControlPlane:
         client = self.client()
         account = "/api/v1/namespaces/default/serviceaccounts/default"
         self._until("kube-controller-manager", lambda: client.find(account) is not None)
+
+    def _etcd(self, call: str, body: dict[str, Any]) -> Any:
+        url = f"http://127.0.0.1:{self._ports['etcd']}/v3/{call}"
+        with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=20) as answer:
+            return json.load(answer)
 
     def _write_files(self) -> None:
         self._authority = Authority(self.folder)

@@ -5,10 +5,12 @@ An engine that is ready is idle and routed to; one that was told to drain is emp
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
 from sluice_operator.__main__ import main
+from sluice_operator.apply import Applier
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.observed import EngineReport, GatewayReport, Load
 
@@ -38,5 +40,21 @@ class KwokFleet:
         return Load(total_pages=PAGES, draining=pod.name in self._draining, empty=True)
 
 
+def die_after(actions):
+    """SIGKILL itself as soon as so many actions have been carried out."""
+    obey, left = Applier.obey, iter(range(actions - 1))
+
+    async def obeyed(self, action):
+        outcome = await obey(self, action)
+        if next(left, None) is None:
+            os._exit(9)
+        return outcome
+
+    Applier.obey = obeyed
+
+
 if __name__ == "__main__":
+    for option in [word for word in sys.argv if word.startswith("--die-after=")]:
+        sys.argv.remove(option)
+        die_after(int(option.partition("=")[2]))
     sys.exit(main(fleet=KwokFleet()))
