@@ -33,6 +33,12 @@ _KUBERNETES_FLAGS = " ".join(
         "gitCommit": "0" * 40,
     }.items()
 )
+# Without a cluster, helm renders for the Kubernetes that it was told of when it was built.
+_HELM_FLAGS = " ".join(
+    f"-X helm.sh/helm/v3/pkg/{package}.k8sVersion{part}={value}"
+    for package in ("chartutil", "lint/rules")
+    for part, value in (("Major", "1"), ("Minor", "34"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +66,7 @@ TOOLS = {
             for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
         ),
         Tool("kwok", "kwok", "sigs.k8s.io/kwok/cmd/kwok"),
-        Tool("helm", "helm", "helm.sh/helm/v3/cmd/helm"),
+        Tool("helm", "helm", "helm.sh/helm/v3/cmd/helm", _HELM_FLAGS),
     )
 }
 

@@ -28,11 +28,14 @@ class OperatorProcess:
     """Serves `namespace` alone. Ended with SIGKILL when left, unless it has ended before. Its user in the audit log is
     `user`."""
 
-    def __init__(self, plane: ControlPlane, user: str, namespace: str, *options: str, url: str = "") -> None:
+    def __init__(
+        self, plane: ControlPlane, user: str, namespace: str, *options: str, url: str = "", is_admin: bool = True
+    ) -> None:
         self.user = user
         self.log = plane.folder / f"operator-{user}.log"
         kubeconfig = plane.user_kubeconfig(user, url)
-        plane.allow_everything(user)
+        if is_admin:
+            plane.allow_everything(user)
         self._arguments = [
             f"--kubeconfig={kubeconfig}",
             "--control-image=registry.local/sluice-control:1",
