@@ -33,7 +33,7 @@ Look = Callable[[int, int], tuple[Thread, float]]
 @dataclass(frozen=True, slots=True)
 class RowReading:
     """A row at one moment. `ticked_s`, `progressed_s`: in a *before*, the reader's clock when the ticks last moved and
-    when the progress last moved or nothing was pending, and `cpu_ticked_s` its CPU time at its last tick; see `carry`."""
+    when the progress last moved or nothing was pending, and `cpu_ticked_s` its CPU at its last tick; see `carry`."""
 
     name: str
     state: State = State.ABSENT
