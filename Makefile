@@ -45,7 +45,11 @@ check: $(LOCKED) ## format, lint, types, imports, generated files, fast tests
 	$(PYTEST) -q -m "not process and not slow" -n 2
 
 test: check ## everything: `make check`, then the tests that start processes and the slow ones
+	@$(BIN)/python tests/support/cluster_tools.py --if-go
 	$(PYTEST) -q -m "process or slow"
+
+cluster-tools: $(LOCKED) ## build etcd, Kubernetes, kwok and helm for tests/cluster into ~/.cache (needs Go; 9 minutes cold)
+	$(BIN)/python tests/support/cluster_tools.py
 
 fmt: $(LOCKED) ## format and fix what can be fixed
 	$(BIN)/ruff format .
@@ -65,4 +69,4 @@ clean: ## remove the environment and the caches
 
 RESULTS ?= chaos.jsonl
 
-.PHONY: help setup up check test fmt chaos proto lock clean
+.PHONY: help setup up check test cluster-tools fmt chaos proto lock clean

@@ -64,6 +64,16 @@ def certificate_secret(name: str, role: PodRole) -> str:
     return f"{name}-{role}-tls"
 
 
+def authority_secret(name: str) -> str:
+    """The CA of one deployment, with its key."""
+    return f"{name}-ca"
+
+
+def secrets(name: str) -> tuple[str, ...]:
+    """All of a deployment."""
+    return (key_secret(name), authority_secret(name), *(certificate_secret(name, role) for role in PodRole))
+
+
 def claim_name(name: str, role: PodRole, revision: str) -> str:
     return engine_name(name, role, revision)
 

@@ -126,6 +126,8 @@ class _Plan:
 
     def _deployments(self, target: Target) -> Iterable[Object]:
         """Names of Deployments and what goes with them, to be held against what is there."""
+        for secret in names.secrets(self.owner.name):
+            yield {"kind": "Secret", "metadata": {"name": secret}}
         yield {"kind": "Deployment", "metadata": {"name": names.role_name(self.owner.name, PodRole.GATEWAY)}}
         yield {
             "kind": "ControllerRevision",

@@ -1,0 +1,84 @@
+"""`python -m sluice_operator`: one replica of the operator. Several may run; one of them leads."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import socket
+import sys
+import uuid
+from pathlib import Path
+
+from sluice_operator.connection import Connection, ConnectionInvalid, from_kubeconfig, from_pod
+from sluice_operator.fleet import Fleet, SilentFleet
+from sluice_operator.handlers import WatchSilent
+from sluice_operator.lease import Timing
+from sluice_operator.render.revision import StandardRenderer
+from sluice_operator.run import Operator, Options
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m sluice_operator", description="The operator of ModelDeployments")
+    parser.add_argument("--control-image", required=True, help="image of the gateways: the operator's own")
+    parser.add_argument("--kubeconfig", type=Path, help="outside of a cluster")
+    parser.add_argument("--namespace", action="append", default=[], help="serve only this one; may be repeated")
+    parser.add_argument("--lease-namespace", default="", help="where the Lease is; default: the operator's own")
+    parser.add_argument("--nodes", action="store_true", help="look at nodes (needs the optional cluster role)")
+    parser.add_argument("--resync-s", type=float, default=60.0, help="seconds from one full listing to the next")
+    parser.add_argument("--probe-host", default="0.0.0.0")
+    parser.add_argument("--probe-port", type=int, default=0, help="/livez and /status; 0: the system picks one")
+    for name, default in (("duration", 20.0), ("deadline", 10.0), ("period", 2.0), ("call", 8.0)):
+        parser.add_argument(f"--lease-{name}-s", type=float, default=default)
+    return parser
+
+
+def main(argv: list[str] | None = None, fleet: Fleet | None = None) -> int:
+    """`fleet`: for tests whose pods only exist in the API."""
+    args = parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    try:
+        connection = _connection(args.kubeconfig)
+        options = _options(args, connection)
+    except (ConnectionInvalid, ValueError) as error:
+        print(f"sluice-operator: {error}", file=sys.stderr)
+        return 2
+    renderer = StandardRenderer(args.control_image)
+    try:
+        asyncio.run(_run(connection, options, renderer, fleet or SilentFleet()))
+    except WatchSilent as error:
+        print(f"sluice-operator: {error}", file=sys.stderr)
+        return 5
+    return 0
+
+
+async def _run(connection: Connection, options: Options, renderer: StandardRenderer, fleet: Fleet) -> None:
+    await Operator(connection, options, renderer, fleet).run()
+
+
+def _connection(kubeconfig: Path | None) -> Connection:
+    if kubeconfig is not None:
+        return from_kubeconfig(kubeconfig)
+    return from_pod(os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", ""))
+
+
+def _options(args: argparse.Namespace, connection: Connection) -> Options:
+    # A restarted container has the pod's name too, and is another life.
+    name = os.environ.get("POD_NAME") or socket.gethostname()
+    timing = Timing(args.lease_duration_s, args.lease_deadline_s, args.lease_period_s, args.lease_call_s)
+    return Options(
+        identity=f"{name}-{uuid.uuid4().hex[:8]}",
+        lease_namespace=args.lease_namespace or connection.namespace,
+        namespaces=tuple(args.namespace) or ("",),
+        may_see_nodes=args.nodes,
+        resync_s=args.resync_s,
+        timing=timing,
+        probe_host=args.probe_host,
+        probe_port=args.probe_port,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

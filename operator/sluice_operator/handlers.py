@@ -1,0 +1,97 @@
+"""kopf as the watch shell: an event only names a ModelDeployment to look at. No timers, daemons or finalizers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import kopf
+
+from sluice_operator import names
+from sluice_operator.api.crd import GROUP, PLURAL, VERSION
+from sluice_operator.cluster import KINDS
+from sluice_operator.connection import Connection
+from sluice_operator.work import Key, Work
+
+# What is watched beside the ModelDeployments themselves; the rest is put right by the resync.
+WATCHED = ("Deployment", "Pod", "Service", "NetworkPolicy", "PodDisruptionBudget")
+
+# kopf reconnects a watch without a sign of life after 70 s.
+SILENT_S = 120.0
+
+
+class WatchSilent(Exception):
+    """A watch is open, and changes that a listing shows have not come through it: only a new process helps."""
+
+
+class Shell:
+    """Watches, and remembers which version of each ModelDeployment it was told of last."""
+
+    def __init__(self, connection: Connection, work: Work, namespaces: tuple[str, ...], call_s: float) -> None:
+        self.connection, self.work, self.namespaces = connection, work, namespaces
+        self.call_s = call_s
+        self._told: dict[Key, int] = {}
+        self._listed: dict[Key, int] = {}
+        self._listed_at = time.monotonic()
+        self.registry = kopf.OperatorRegistry()
+        self.settings = self._settings()
+        kopf.on.login(registry=self.registry)(self._login)
+        kopf.on.event(GROUP, VERSION, PLURAL, registry=self.registry)(self._on_deployment)
+        for kind in WATCHED:
+            group, _, version = KINDS[kind].api_version.rpartition("/")
+            kopf.on.event(group, version, KINDS[kind].plural, registry=self.registry)(self._on_child)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop`, SIGTERM or SIGINT."""
+        where = {"clusterwide": True} if self.namespaces == ("",) else {"namespaces": self.namespaces}
+        await kopf.operator(registry=self.registry, settings=self.settings, standalone=True, stop_flag=stop, **where)
+
+    def _settings(self) -> kopf.OperatorSettings:
+        settings = kopf.OperatorSettings()
+        settings.posting.enabled = False
+        settings.peering.standalone = True
+        # No right to see namespaces or CRDs is needed; __main__ waits for the CRD.
+        settings.scanning.disabled = True
+        settings.networking.request_timeout = self.call_s
+        settings.networking.connect_timeout = self.call_s
+        settings.watching.connect_timeout = self.call_s
+        # Against watches that have gone silent: both ends give up now and then.
+        settings.watching.server_timeout = 300
+        settings.watching.client_timeout = 310
+        # Filtered by the API server: pods of others never come here.
+        for kind in WATCHED:
+            group, _, version = KINDS[kind].api_version.rpartition("/")
+            settings.watching.label_selectors[group, version, KINDS[kind].plural] = names.LABEL_DEPLOYMENT
+        return settings
+
+    async def _login(self, **_: Any) -> kopf.ConnectionInfo:
+        told = self.connection
+        return kopf.ConnectionInfo(
+            server=told.server,
+            ca_data=told.ca.encode() or None,
+            certificate_data=told.certificate.encode() or None,
+            private_key_data=told.key.encode() or None,
+            token=told.bearer() or None,
+        )
+
+    def compare(self, listed: Mapping[Key, int]) -> None:
+        """`listed`: versions, live. Raises WatchSilent when one that was listed SILENT_S ago was never told of."""
+        if time.monotonic() - self._listed_at < SILENT_S:
+            return
+        missed = sorted(k for k, version in self._listed.items() if k in listed and self._told.get(k, 0) < version)
+        if missed:
+            raise WatchSilent(f"the watch of {PLURAL} is silent: no news of {missed[0][0]}/{missed[0][1]}")
+        self._listed, self._listed_at = dict(listed), time.monotonic()
+        self._told = {key: version for key, version in self._told.items() if key in listed}
+
+    async def _on_deployment(self, meta: Mapping[str, Any], **_: Any) -> None:
+        key = meta["namespace"], meta["name"]
+        self._told[key] = max(self._told.get(key, 0), int(meta["resourceVersion"]))
+        self.work.add(key)
+
+    async def _on_child(self, meta: Mapping[str, Any], **_: Any) -> None:
+        name = meta.get("labels", {}).get(names.LABEL_DEPLOYMENT)
+        if name:
+            self.work.add((meta["namespace"], name))

@@ -1,0 +1,206 @@
+"""Everything that plan looks at, from live listings: an index would keep ghosts after a relist."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sluice_operator import names
+from sluice_operator.api.spec import ModelDeploymentSpec
+from sluice_operator.api.status import ModelDeploymentStatus
+from sluice_operator.api.value import Invalid as InvalidValue
+from sluice_operator.api.value import from_json
+from sluice_operator.cluster import KINDS, Cluster, Conflict, Invalid, NotFound
+from sluice_operator.fleet import Fleet
+from sluice_operator.names import ENGINE_ROLES, PodRole
+from sluice_operator.node import read_node
+from sluice_operator.observed import Child, Memory, Node, Observed, Owner, Pod, Workload
+from sluice_operator.reading import owner_uid, read_child, read_pod, read_revision, read_workload
+from sluice_operator.render.children import OwnerRef, engine_objects, gateway_deployment
+from sluice_operator.render.revision import Renderer, gateway_hash, revision_hash, role_data
+
+Object = Mapping[str, Any]
+NODES_AGE_S = 30.0
+_LISTED = (
+    "Deployment",
+    "ReplicaSet",
+    "ControllerRevision",
+    "Pod",
+    "ConfigMap",
+    "Service",
+    "ServiceAccount",
+    "PodDisruptionBudget",
+    "NetworkPolicy",
+    "Role",
+    "RoleBinding",
+)
+# There only in some clusters; asked for when the spec needs them or once they were seen.
+_OPTIONAL = ("ResourceClaimTemplate", "PodMonitor")
+
+
+@dataclass
+class Known:
+    """Of one ModelDeployment, between its reconciles. Losing it costs requests, and caution; nothing else.
+
+    `taken`: (kind, name) of what turned out to exist without our label. `secrets`: seen to be ours.
+    `checked`: what a dry run has accepted. `addresses`: of pods, by name.
+    """
+
+    uid: str
+    memory: Memory
+    taken: set[tuple[str, str]] = field(default_factory=set)
+    secrets: set[str] = field(default_factory=set)
+    checked: set[str] = field(default_factory=set)
+    addresses: dict[str, str] = field(default_factory=dict)
+
+
+class Observer:
+    """`may_see_nodes`: whether the optional role is installed."""
+
+    def __init__(self, cluster: Cluster, fleet: Fleet, renderer: Renderer, may_see_nodes: bool) -> None:
+        self.cluster, self.fleet, self.renderer, self.may_see_nodes = cluster, fleet, renderer, may_see_nodes
+        self._nodes: tuple[Node, ...] | None = None
+        self._nodes_at = float("-inf")
+
+    async def observe(self, item: Object, spec: ModelDeploymentSpec | None, known: Known) -> Observed:
+        """`item`: the ModelDeployment, live. `spec` None: it could not be read. Raises ClusterError."""
+        meta = item["metadata"]
+        name, namespace, uid = meta["name"], meta["namespace"], meta["uid"]
+        found = await self._children(namespace, name, spec)
+        found += await self._taken(namespace, known)
+        children = tuple(read_child(child, name, uid) for child in found if child["kind"] not in ("Pod", "ReplicaSet"))
+        pods, known.addresses = _our_pods(found, children, uid)
+        loads = await self.fleet.loads(pods, known.addresses)
+        workloads = [read_workload(c.object) for c in children if c.kind == "Deployment" and c.owner is Owner.OURS]
+        revisions = (c.object for c in children if c.kind == "ControllerRevision" and c.owner is Owner.OURS)
+        seen = Observed(
+            namespace=namespace,
+            name=name,
+            uid=uid,
+            generation=int(meta.get("generation", 0)),
+            memory=known.memory,
+            status=_status(item),
+            workloads=tuple(workload for workload in workloads if workload is not None),
+            pods=tuple(replace(pod, load=loads.get(pod.name)) for pod in pods),
+            revisions=tuple(read_revision(revision) for revision in revisions),
+            gateways=await self.fleet.reports(pods, known.addresses),
+            nodes=await self.nodes(),
+            children=children,
+        )
+        if spec is None:
+            return seen
+        seen = await self._with_secrets(seen, known)
+        return replace(seen, dry_run=await self._dry_run(seen, spec, known))
+
+    async def nodes(self) -> tuple[Node, ...] | None:
+        """At most NODES_AGE_S old: they are many, and of all deployments alike."""
+        if self.may_see_nodes and time.monotonic() - self._nodes_at >= NODES_AGE_S:
+            self._nodes = tuple(read_node(node) for node in await self.cluster.items("Node", ""))
+            self._nodes_at = time.monotonic()
+        return self._nodes
+
+    async def _children(self, namespace: str, name: str, spec: ModelDeploymentSpec | None) -> list[Object]:
+        label = f"{names.LABEL_DEPLOYMENT}={name}"
+
+        async def listed(kind: str) -> list[Object]:
+            # Items of a list do not say what they are.
+            found = await self.cluster.items(kind, namespace, labelSelector=label)
+            what = {"kind": kind, "apiVersion": KINDS[kind].api_version}
+            return [{**what, **item} for item in found]
+
+        async def tried(kind: str) -> list[Object]:
+            try:
+                return await listed(kind)
+            except NotFound:
+                return []
+
+        tasks = [listed(kind) for kind in _LISTED] + [tried(kind) for kind in _optional_kinds(spec)]
+        return [item for part in await asyncio.gather(*tasks) for item in part]
+
+    async def _taken(self, namespace: str, known: Known) -> list[Object]:
+        """What has a name that we wanted, as it is now."""
+        found: list[Object] = []
+        for kind, name in sorted(known.taken):
+            item = await self.cluster.find(KINDS[kind].path(namespace, name))
+            if item is None:
+                known.taken.discard((kind, name))
+            else:
+                found.append({"kind": kind, **item})
+        return found
+
+    async def _with_secrets(self, seen: Observed, known: Known) -> Observed:
+        """By name, for we may not list them."""
+        strangers: list[Child] = []
+        for name in names.secrets(seen.name):
+            if name in known.secrets:
+                continue
+            item = await self.cluster.find(KINDS["Secret"].path(seen.namespace, name))
+            if item is None:
+                continue
+            child = read_child({"kind": "Secret"} | item, seen.name, seen.uid)
+            if child.owner is Owner.OURS:
+                known.secrets.add(name)
+            else:
+                strangers.append(replace(child, object={}))
+        return replace(seen, secrets=frozenset(known.secrets), children=(*seen.children, *strangers))
+
+    async def _dry_run(self, seen: Observed, spec: ModelDeploymentSpec, known: Known) -> str:
+        """What the API server says against pod templates that it has not seen yet."""
+        owner = OwnerRef(seen.namespace, seen.name, seen.uid)
+        wanted, gateway = revision_hash(spec), gateway_hash(spec, self.renderer)
+        offered: list[Object] = []
+        if f"engines {wanted}" not in known.checked and wanted not in {r.hash for r in seen.revisions}:
+            data = self.renderer.engine(seen.name, spec, wanted)
+            for role in ENGINE_ROLES:
+                objects = engine_objects(owner, role, wanted, role_data(data, role))
+                offered += [item for item in objects if item["kind"] == "Deployment"]
+        there: Workload | None = next((w for w in seen.workloads if w.role is PodRole.GATEWAY), None)
+        if f"gateway {gateway}" not in known.checked and (there is None or there.revision != gateway):
+            template = self.renderer.gateway(seen.name, spec, gateway)
+            # Under a name that is free: only the template is in question.
+            item = gateway_deployment(owner, 0, gateway, template)
+            offered.append({**item, "metadata": {**item["metadata"], "name": f"{seen.name}-dry-run"}})
+        for offer in offered:
+            if told := await self._objection(offer):
+                return told
+        known.checked |= {f"engines {wanted}", f"gateway {gateway}"}
+        return ""
+
+    async def _objection(self, item: Object) -> str:
+        try:
+            await self.cluster.create(item, dryRun="All")
+        except Conflict:
+            return ""
+        except Invalid as error:
+            return error.message
+        return ""
+
+
+def _optional_kinds(spec: ModelDeploymentSpec | None) -> Iterable[str]:
+    if spec is not None and spec.monitoring.pod_monitor:
+        yield "PodMonitor"
+    if spec is not None and spec.accelerator.gpu is not None:
+        yield "ResourceClaimTemplate"
+
+
+def _our_pods(found: list[Object], children: Iterable[Child], uid: str) -> tuple[tuple[Pod, ...], dict[str, str]]:
+    """Pods of our Deployments and those we have released, and where they are. A deleted namesake's are not ours."""
+    deployments = {c.uid for c in children if c.kind == "Deployment" and c.owner is Owner.OURS}
+    sets = {
+        item["metadata"]["uid"] for item in found if item["kind"] == "ReplicaSet" and owner_uid(item) in deployments
+    }
+    ours = [item for item in found if item["kind"] == "Pod" and owner_uid(item) in sets | {uid}]
+    pods = tuple(pod for item in ours if (pod := read_pod(item)) is not None)
+    told = {item["metadata"]["name"]: item.get("status", {}).get("podIP", "") for item in ours}
+    return pods, {name: address for name, address in told.items() if address}
+
+
+def _status(item: Object) -> ModelDeploymentStatus:
+    """What we wrote last. Somebody may have written nonsense over it: then nothing is known."""
+    try:
+        return from_json(ModelDeploymentStatus, item.get("status", {}), "status")
+    except InvalidValue:
+        return ModelDeploymentStatus()

@@ -1,0 +1,132 @@
+"""Objects as the API server tells them, read into what plan looks at. What has no shape reads as nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sluice_operator import names
+from sluice_operator.api.crd import API_VERSION, KIND
+from sluice_operator.moments import seconds
+from sluice_operator.names import PodRole, Verdict
+from sluice_operator.observed import Child, Owner, Pod, Revision, Termination, Workload
+
+Object = Mapping[str, Any]
+
+
+def owner_of(item: Object, name: str, uid: str) -> Owner:
+    """Of an object in the namespace of the ModelDeployment `name` with `uid`."""
+    for reference in _list(_object(item.get("metadata")).get("ownerReferences")):
+        if reference.get("uid") == uid:
+            return Owner.OURS
+        group = str(reference.get("apiVersion", "")).partition("/")[0]
+        if (group, reference.get("kind"), reference.get("name")) == (API_VERSION.partition("/")[0], KIND, name):
+            return Owner.NAMESAKE
+    return Owner.STRANGER
+
+
+def owner_uid(item: Object) -> str:
+    """Of the controller, empty if there is none."""
+    references = _list(_object(item.get("metadata")).get("ownerReferences"))
+    return next((str(r.get("uid", "")) for r in references if r.get("controller")), "")
+
+
+def read_child(item: Object, name: str, uid: str) -> Child:
+    meta = _object(item.get("metadata"))
+    version = str(meta.get("resourceVersion", ""))
+    return Child(str(item["kind"]), str(meta["name"]), str(meta["uid"]), version, owner_of(item, name, uid), item)
+
+
+def read_workload(item: Object) -> Workload | None:
+    """None for a Deployment without our labels."""
+    meta = _object(item.get("metadata"))
+    role = _role(meta)
+    if role is None:
+        return None
+    revision = str(_object(meta.get("labels")).get(names.LABEL_REVISION, ""))
+    replicas = _object(item.get("spec")).get("replicas", 1)
+    return Workload(str(meta["name"]), role, revision, int(replicas), str(meta["uid"]), str(meta["resourceVersion"]))
+
+
+def read_revision(item: Object) -> Revision:
+    meta = _object(item.get("metadata"))
+    labels = _object(meta.get("labels"))
+    told = str(labels.get(names.LABEL_VERDICT, ""))
+    return Revision(
+        name=str(meta["name"]),
+        hash=str(labels.get(names.LABEL_REVISION, "")),
+        number=int(item.get("revision", 0)),
+        data=_object(item.get("data")),
+        verdict=Verdict(told) if told in set(Verdict) else Verdict.UNKNOWN,
+        verdict_reason=str(labels.get(names.LABEL_VERDICT_REASON, "")),
+        uid=str(meta["uid"]),
+        resource_version=str(meta["resourceVersion"]),
+    )
+
+
+def read_pod(item: Object) -> Pod | None:
+    """None for a pod without a role of ours. `load` is for somebody else to add."""
+    meta, spec, status = (_object(item.get(part)) for part in ("metadata", "spec", "status"))
+    role = _role(meta)
+    if role is None:
+        return None
+    labels = _object(meta.get("labels"))
+    conditions = {c.get("type"): c for c in _list(status.get("conditions"))}
+    main = _container(_list(status.get("containerStatuses")))
+    waiting = _object(_object(main.get("state")).get("waiting"))
+    ready, gate, placed = (_object(conditions.get(n)) for n in ("Ready", names.READINESS_GATE, "PodScheduled"))
+    return Pod(
+        name=str(meta["name"]),
+        uid=str(meta["uid"]),
+        role=role,
+        revision=str(labels.get(names.LABEL_REVISION, "")),
+        created_at=_moment(meta.get("creationTimestamp")),
+        resource_version=str(meta.get("resourceVersion", "")),
+        ready=ready.get("status") == "True",
+        ready_changed_at=_moment(ready.get("lastTransitionTime")),
+        started=bool(main.get("started")) and "running" in _object(main.get("state")),
+        serving={"True": True, "False": False}.get(str(gate.get("status"))),
+        serving_changed_at=_moment(gate.get("lastTransitionTime")),
+        node=str(spec.get("nodeName", "")),
+        scheduled_at=_moment(placed.get("lastTransitionTime")) if placed.get("status") == "True" else 0.0,
+        unschedulable=str(placed.get("message", "")) if placed.get("status") == "False" else "",
+        waiting_reason=str(waiting.get("reason", "")),
+        waiting_message=str(waiting.get("message", "")),
+        restarts=int(main.get("restartCount", 0)),
+        # One that has failed for good (evicted) is replaced by its ReplicaSet, and never comes back.
+        terminating="deletionTimestamp" in meta or status.get("phase") in ("Failed", "Succeeded"),
+        quarantined=names.LABEL_QUARANTINED in labels,
+        terminations=tuple(_terminations(main)),
+    )
+
+
+def _terminations(main: Object) -> Iterable[Termination]:
+    """The last end of the container, and the one it is in."""
+    restarts = int(main.get("restartCount", 0))
+    for part, restart in (("lastState", restarts - 1), ("state", restarts)):
+        ended = _object(_object(main.get(part)).get("terminated"))
+        if ended:
+            at = _moment(ended.get("finishedAt"))
+            told = str(ended.get("message", ""))
+            yield Termination(restart, int(ended.get("exitCode", 0)), str(ended.get("reason", "")), told, at)
+
+
+def _container(statuses: list[Object]) -> Object:
+    return next((s for s in statuses if s.get("name") == names.MAIN_CONTAINER), {})
+
+
+def _role(meta: Object) -> PodRole | None:
+    told = _object(meta.get("labels")).get(names.LABEL_ROLE)
+    return PodRole(told) if told in set(PodRole) else None
+
+
+def _moment(value: object) -> float:
+    return (seconds(str(value)) if value else None) or 0.0
+
+
+def _object(value: object) -> Object:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> list[Object]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

@@ -1,0 +1,124 @@
+"""observe -> plan -> apply, for one ModelDeployment at a time. Level-based: not what happened counts, but what is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice_operator.accept import parse
+from sluice_operator.actions import Remember
+from sluice_operator.api.crd import KIND
+from sluice_operator.api.enums import ScalingMode
+from sluice_operator.api.spec import ModelDeploymentSpec
+from sluice_operator.apply import Applier
+from sluice_operator.cluster import KINDS, Cluster, ClusterError
+from sluice_operator.fleet import Fleet
+from sluice_operator.observe import Known, Observer
+from sluice_operator.plan import first_memory, plan
+from sluice_operator.render.revision import Renderer
+from sluice_operator.work import Key, Work
+
+WORKERS = 8
+# Seconds to the next look. Soon while something moves, for not everything that matters is told of by a watch.
+BUSY_S, SCALING_S, QUIET_S = 2.0, 5.0, 60.0
+Versions = Mapping[Key, int]
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Counts:
+    """Since the start; `slowest_s`: of one reconcile."""
+
+    reconciles: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    actions: Counter[str] = field(default_factory=Counter)
+    slowest_s: float = 0.0
+
+
+class Reconciler:
+    def __init__(self, cluster: Cluster, fleet: Fleet, renderer: Renderer, observer: Observer, work: Work) -> None:
+        self.cluster, self.fleet, self.renderer = cluster, fleet, renderer
+        self.observer, self.work = observer, work
+        self.counts = Counts()
+        self._known: dict[Key, Known] = {}
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(WORKERS):
+                group.create_task(self._worker())
+
+    async def resync(self, namespaces: tuple[str, ...], every_s: float, compare: Callable[[Versions], None]) -> None:
+        """All there are, live, now and again: what a watch has missed is made up for. `compare` may raise."""
+        while True:
+            try:
+                lists = [await self.cluster.items(KIND, namespace) for namespace in namespaces]
+            except ClusterError as error:
+                log.warning("resync: %s", error)
+            else:
+                items = [item for part in lists for item in part]
+                versions = {_key(item): int(item["metadata"]["resourceVersion"]) for item in items}
+                compare(versions)
+                for key in self._known.keys() - versions.keys():
+                    self.work.add(key)
+                for key in versions:
+                    if key in self._known:
+                        self._known[key].secrets.clear()
+                    # Not all at once.
+                    self.work.add(key, random.uniform(0.0, min(every_s, 0.02 * len(items))))
+            await asyncio.sleep(every_s)
+
+    async def _worker(self) -> None:
+        while True:
+            key = await self.work.take()
+            began = time.monotonic()
+            try:
+                again_s = await self.reconcile(key)
+            except ClusterError as error:
+                log.warning("%s/%s: %s", *key, error)
+                self.counts.failures[type(error).__name__] += 1
+                self.work.failed(key)
+            except Exception:
+                # One ModelDeployment that nobody can make sense of must not stop the others; it is counted and told.
+                log.exception("%s/%s", *key)
+                self.counts.failures["Defect"] += 1
+                self.work.failed(key)
+            else:
+                self.work.done(key, again_s)
+            self.counts.reconciles += 1
+            self.counts.slowest_s = max(self.counts.slowest_s, time.monotonic() - began)
+
+    async def reconcile(self, key: Key) -> float | None:
+        """Seconds to the next look; None: it is gone. Raises ClusterError."""
+        namespace, name = key
+        item = await self.cluster.find(KINDS[KIND].path(namespace, name))
+        if item is None or "deletionTimestamp" in item["metadata"]:
+            self._known.pop(key, None)
+            return None
+        known = self._known.get(key)
+        if known is None or known.uid != item["metadata"]["uid"]:
+            known = self._known[key] = Known(item["metadata"]["uid"], first_memory(time.time()))
+        parsed = parse(name, item.get("spec"))
+        spec = parsed if isinstance(parsed, ModelDeploymentSpec) else None
+        observed = await self.observer.observe(item, spec, known)
+        moved = False
+        applier = Applier(self.cluster, self.fleet, observed, known)
+        for action in plan(parsed, observed, time.time(), self.renderer):
+            outcome = await applier.obey(action)
+            self.counts.actions[type(action).__name__] += 1
+            moved = moved or not isinstance(action, Remember)
+            if outcome.stale:
+                break
+        if moved:
+            return BUSY_S
+        scales = spec is not None and spec.decode.scaling.mode is ScalingMode.AUTO
+        return SCALING_S if scales else QUIET_S
+
+
+def _key(item: Mapping[str, Any]) -> Key:
+    return item["metadata"]["namespace"], item["metadata"]["name"]

@@ -1,0 +1,141 @@
+"""The operator's life: wait for the CRD, win the lease, watch and reconcile until told to stop or until it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import signal
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from sluice_operator.api.crd import KIND
+from sluice_operator.cluster import KINDS, Cluster, ClusterError
+from sluice_operator.connection import Connection
+from sluice_operator.election import Election, Leadership, clock
+from sluice_operator.fleet import Fleet
+from sluice_operator.handlers import Shell
+from sluice_operator.lease import Timing
+from sluice_operator.observe import Observer
+from sluice_operator.probes import Answer, Probes
+from sluice_operator.reconcile import Reconciler
+from sluice_operator.render.revision import Renderer
+from sluice_operator.work import Work
+
+CRD_POLL_S = 2.0
+LEASE = "sluice-operator"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`namespaces`: ("",) for all. `identity`: like no other replica's, ever. `may_see_nodes`: see Observer."""
+
+    identity: str
+    lease_namespace: str
+    namespaces: tuple[str, ...] = ("",)
+    may_see_nodes: bool = False
+    resync_s: float = 60.0
+    timing: Timing = dataclasses.field(default_factory=Timing)
+    probe_host: str = "0.0.0.0"
+    probe_port: int = 0
+
+
+class Operator:
+    def __init__(self, connection: Connection, options: Options, renderer: Renderer, fleet: Fleet) -> None:
+        self.options, self.connection = options, connection
+        self.leadership = Leadership(options.timing)
+        self.work = Work(asyncio.get_running_loop().time)
+        call_s = options.timing.call
+        self.cluster = Cluster(connection, call_s, self.leadership.check)
+        # Renewing is what a lease that is about to be lost needs most: it has its own connection and no check.
+        self.lease_cluster = Cluster(connection, call_s, lambda: None)
+        lease = (options.lease_namespace, LEASE, options.identity)
+        self.election = Election(self.lease_cluster, *lease, self.leadership)
+        observer = Observer(self.cluster, fleet, renderer, options.may_see_nodes)
+        self.reconciler = Reconciler(self.cluster, fleet, renderer, observer, self.work)
+        self.shell = Shell(connection, self.work, options.namespaces, call_s)
+        self.probes = Probes(self.answer)
+        self.state = "starting"
+
+    async def run(self) -> None:
+        """Returns after SIGTERM or SIGINT, the lease given back."""
+        stop = asyncio.Event()
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(sig, stop.set)
+        async with self.cluster, self.lease_cluster:
+            port = await self.probes.start(self.options.probe_host, self.options.probe_port)
+            log.info("probes on port %d", port)
+            try:
+                if await _unless(stop, self._prepare()):
+                    await self._lead(stop)
+            finally:
+                await self.probes.stop()
+                await self.election.give_back()
+
+    async def _prepare(self) -> None:
+        self.state = "waiting for the CRD"
+        while True:
+            if await self._has_crd():
+                break
+            await asyncio.sleep(CRD_POLL_S)
+        self.state = "standby"
+        await self.election.win()
+
+    async def _has_crd(self) -> bool:
+        try:
+            namespace = self.options.namespaces[0]
+            return await self.cluster.find(KINDS[KIND].path(namespace)) is not None
+        except ClusterError as error:
+            log.warning("waiting for the CRD: %s", error)
+            return False
+
+    async def _lead(self, stop: asyncio.Event) -> None:
+        self.state = "leading"
+        log.info("leading as %s", self.options.identity)
+        resync = self.reconciler.resync(self.options.namespaces, self.options.resync_s, self.shell.compare)
+        tasks = [asyncio.create_task(work) for work in (self.election.keep(), self.reconciler.run(), resync)]
+        # kopf takes over the signals, and returns when one comes; it ends by itself only when it cannot go on.
+        tasks.append(asyncio.create_task(self.shell.run(stop)))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def answer(self) -> Answer:
+        counts, problem = self.reconciler.counts, ""
+        if self.state == "standby" and clock() - self.election.looked_at > self.options.timing.duration:
+            problem = "standby, and the lease could not be read for longer than it lasts"
+        facts = {
+            "state": self.state,
+            "identity": self.options.identity,
+            "queue": self.work.depth,
+            "reconciles": counts.reconciles,
+            "failures": dict(counts.failures),
+            "actions": dict(counts.actions),
+            "slowest_reconcile_s": round(counts.slowest_s, 3),
+        }
+        return Answer(problem, facts)
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do `work` unless told to stop before; whether it was done."""
+    task = asyncio.create_task(work)
+    waiter = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((task, waiter), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+            return True
+        return False
+    finally:
+        for each in (task, waiter):
+            each.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await each

@@ -1,0 +1,51 @@
+"""One control plane for all tests that do not break it; each of them works in a namespace of its own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+from cluster_tools import why_missing
+from control_plane import ControlPlane
+
+_NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def tools():
+    """Without the binaries: skipped at home, an error in CI."""
+    if told := why_missing():
+        assert not os.environ.get("CI"), told
+        pytest.skip(told)
+
+
+@pytest.fixture(scope="session")
+def plane(tools, tmp_path_factory):
+    with ControlPlane(tmp_path_factory.mktemp("plane"), kwok=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(plane):
+    return plane.client()
+
+
+@pytest.fixture
+def namespace(client):
+    name = f"t{next(_NUMBERS)}"
+    client.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    # Pods wait for the account that the controller manager makes.
+    client.until(f"/api/v1/namespaces/{name}/serviceaccounts/default", bool)
+    yield name
+    client.delete(f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture(scope="session")
+def nodes(plane):
+    plane.add_nodes(3)
+
+
+@pytest.fixture(scope="session")
+def crd(plane):
+    plane.install_crd()

@@ -1,0 +1,162 @@
+"""The charts: what they render, whom they let do what, and how they come and go."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from cluster_deployment import Served
+from operator_process import OperatorProcess
+
+from charts import CHARTS, GOLDEN, IMAGE, VARIANTS, helm, objects, render
+from sluice_operator.__main__ import parser
+from sluice_operator.cluster import KINDS
+from sluice_operator.names import OPERATOR_LABELS
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(280)]
+
+CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/modeldeployments.sluice.dev"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tools(tools):
+    """helm is one of them."""
+
+
+def rules(items):
+    return [rule for item in items if item["kind"] in ("Role", "ClusterRole") for rule in item["rules"]]
+
+
+def test_helm_has_nothing_against_them():
+    told = helm("lint", str(CHARTS / "sluice"), str(CHARTS / "sluice-crds"), "--strict", *IMAGE)
+    assert "2 chart(s) linted, 0 chart(s) failed" in told
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_they_render_as_was_agreed(variant):
+    """`python tests/support/charts.py` writes these files; look at the difference before you commit it."""
+    assert render(*VARIANTS[variant]) == (GOLDEN / f"{variant}.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (("--set-string", "image.repository="), "image"),
+        (("--set-string", "image.digest=sha256:" + "a" * 64), "image"),
+        (("--set-string", "image.digest=abc,image.tag="), "digest"),
+        (("--set", "replicas=0"), "replicas"),
+        (("--set", "replicas=two"), "replicas"),
+        (("--set", "watch.namespaces={Not_A_Name}"), "namespaces"),
+        (("--set", "nodes.reed=true"), "reed"),
+        (("--set", "resyncSeconds=1"), "resyncSeconds"),
+        (("--set", "image.pullPolicy=Sometimes"), "pullPolicy"),
+        (("--set", "webhook.enabled=true"), "webhook"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused_by_name(values, words):
+    told = helm("template", "sluice", str(CHARTS / "sluice"), *IMAGE, *values, fails=True)
+    assert words in told
+
+
+def test_every_value_has_a_description_and_a_default():
+    schema = json.loads((CHARTS / "sluice/values.schema.json").read_text())
+    values = yaml.safe_load((CHARTS / "sluice/values.yaml").read_text())
+
+    def walk(node, value, path):
+        for name, member in node["properties"].items():
+            if name == "global":
+                continue
+            assert name in value, f"{path}{name}"
+            if "properties" in member:
+                walk(member, value[name], f"{path}{name}.")
+            else:
+                assert member["description"].endswith("."), f"{path}{name}"
+
+    walk(schema, values, "")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nobody_is_given_more_than_is_used(variant):
+    for rule in rules(objects(*VARIANTS[variant])):
+        words = [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+        assert "*" not in words
+        assert not {"escalate", "bind", "impersonate"} & set(words)
+        assert not {"pods/exec", "pods/attach", "pods/portforward", "nodes/proxy"} & set(words)
+        if "secrets" in rule["resources"]:
+            assert set(rule["verbs"]) == {"get", "create"}
+        if "nodes" in rule["resources"]:
+            assert rule["verbs"] == ["list"]
+
+
+def test_without_asking_for_more_there_are_rights_in_one_namespace_only():
+    made = objects()
+    assert not [item for item in made if item["kind"].startswith("Cluster")]
+    assert {item["metadata"]["namespace"] for item in made} == {"sluice"}
+
+
+def test_the_operator_takes_the_arguments_that_it_is_given_and_policies_let_it_through():
+    for variant in VARIANTS.values():
+        deployment = next(item for item in objects(*variant) if item["kind"] == "Deployment")
+        pod = deployment["spec"]["template"]
+        args = parser().parse_args(pod["spec"]["containers"][0]["args"])
+        assert args.control_image == pod["spec"]["containers"][0]["image"]
+        assert OPERATOR_LABELS.items() <= pod["metadata"]["labels"].items()
+
+
+def test_with_the_charts_rights_alone_all_works_in_a_restricted_namespace(plane, client, namespace, nodes, crd):
+    """All pods pass the restricted profile, and nothing that the operator asks is forbidden."""
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    client.merge(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": label}})
+    made = objects(namespace=namespace)
+    user = f"charted-{namespace}"
+    for item in made:
+        if item["kind"] == "RoleBinding":
+            item["subjects"] = [{"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}]
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(made))
+    own = KINDS["Deployment"].path(namespace, "sluice-operator")
+    client.until(own, lambda there: there.get("status", {}).get("readyReplicas") == 2)
+    with OperatorProcess(plane, user, namespace, is_admin=False) as operator:
+        served = Served(client, namespace)
+        served.create()
+        served.until_served("1")
+        served.roll_to("2")
+        served.until_served("2", timeout_s=150)
+        plane.kubectl("scale", "mdep/m", "-n", namespace, "--replicas=0")
+        served.until("DecodeReady", "False", "ScaledToZero")
+        served.delete()
+        served.until_children("Pod", lambda pods: not pods)
+        assert operator.stop() == 0
+    forbidden = [(r.verb, r.resource) for r in plane.requests() if r.user == user and r.code == 403]
+    assert forbidden == []
+
+
+def test_they_come_and_go_in_either_order_and_deployments_outlive_both(plane, client, namespace):
+    """helm keeps the CRD; installing it again under the same name and namespace adopts it."""
+
+    def run(*words):
+        return helm(*words, f"--namespace={namespace}", kubeconfig=plane.kubeconfig)
+
+    plane.kubectl("delete", "crd", "modeldeployments.sluice.dev", "--ignore-not-found")
+    client.until(CRD, lambda there: there is None)
+    run("install", "crds", str(CHARTS / "sluice-crds"))
+    client.until("/apis/sluice.dev/v1alpha1", bool)
+    run("install", "sluice", str(CHARTS / "sluice"), *IMAGE)
+    served = Served(client, namespace)
+    uid = served.create()
+    run("upgrade", "sluice", str(CHARTS / "sluice"), *IMAGE, "--set", "replicas=3")
+    own = KINDS["Deployment"].path(namespace, "sluice-operator")
+    assert client.get(own)["spec"]["replicas"] == 3
+    run("rollback", "sluice", "1")
+    assert client.get(own)["spec"]["replicas"] == 2
+    for first, second in (("sluice", "crds"), ("crds", "sluice")):
+        run("uninstall", first)
+        run("uninstall", second)
+        assert client.find(own) is None
+        assert client.get(served.path)["metadata"]["uid"] == uid
+        run("install", "crds", str(CHARTS / "sluice-crds"))
+        run("install", "sluice", str(CHARTS / "sluice"), *IMAGE)
+    served.delete()
+    client.until(served.path, lambda there: there is None)
+    run("uninstall", "sluice")
+    run("uninstall", "crds")

@@ -1,0 +1,211 @@
+"""The operator against a real API server: what it makes, leaves alone, and puts back."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from cluster_deployment import Served, condition, uids
+from operator_process import OperatorProcess
+
+from sluice_operator.cluster import KINDS
+from sluice_operator.names import LABEL_DEPLOYMENT, LABEL_REVISION
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(280)]
+
+CHILD_KINDS = (
+    "Deployment",
+    "ControllerRevision",
+    "ConfigMap",
+    "Service",
+    "ServiceAccount",
+    "Secret",
+    "PodDisruptionBudget",
+    "NetworkPolicy",
+    "Role",
+    "RoleBinding",
+)
+
+
+@pytest.fixture
+def served(client, namespace, nodes, crd):
+    return Served(client, namespace)
+
+
+@pytest.fixture
+def operator(plane, namespace, crd):
+    with OperatorProcess(plane, f"op-{namespace}", namespace) as running:
+        yield running
+
+
+def writes(plane, user, since):
+    """What changed anything but the lease."""
+    return [r for r in plane.requests() if r.user == user and r.at >= since and r.writes and r.resource != "leases"]
+
+
+def test_a_deployment_becomes_ready_and_all_it_has_is_owned_by_it(operator, served):
+    uid = served.create()
+    served.until("Ready", "True")
+    children = list(served.children(*CHILD_KINDS))
+    kinds = {child["metadata"]["name"] for child in children}
+    assert {"m-gateway", "m-prefill", "m-decode", "m-engine", "m-key", "m-ca"} <= kinds
+    for child in children:
+        assert [(o["uid"], o["controller"]) for o in child["metadata"]["ownerReferences"]] == [(uid, True)]
+    there = served.client.get(served.path)
+    assert "finalizers" not in there["metadata"]
+    assert "annotations" not in there["metadata"]
+    assert there["status"]["roles"]["decode"]["summary"] == "1/1"
+    assert there["status"]["routable"] == 1
+
+
+def test_when_all_is_well_it_writes_nothing(plane, operator, served):
+    served.create()
+    served.until("Progressing", "True", "Complete")
+    # Whatever the last status brought about is over when the operator has looked again and found nothing to do.
+    quiet_for(plane, operator.user, 3.0)
+    began, looked = time.time(), operator.status()["reconciles"]
+    served.client.merge(served.path, {"metadata": {"labels": {"touched": "1"}}})
+    deadline = time.monotonic() + 60
+    while operator.status()["reconciles"] < looked + 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    quiet_for(plane, operator.user, 3.0)
+    assert writes(plane, operator.user, began) == []
+    reads = [r for r in plane.requests() if r.user == operator.user and r.at >= began and r.verb in ("get", "list")]
+    looks = operator.status()["reconciles"] - looked
+    assert len(reads) / looks <= 20
+
+
+def quiet_for(plane, user, seconds):
+    deadline = time.monotonic() + 60
+    while writes(plane, user, time.time() - seconds):
+        assert time.monotonic() < deadline, writes(plane, user, time.time() - seconds)
+        time.sleep(0.2)
+
+
+def test_what_is_deleted_or_bent_is_put_right_and_what_others_added_stays(operator, served):
+    served.create()
+    served.until("Ready", "True")
+    service = KINDS["Service"].path(served.namespace, "m-gateway")
+    served.client.merge(service, {"metadata": {"annotations": {"theirs": "kept"}}, "spec": {"selector": {"a": "b"}}})
+    served.client.until(service, lambda s: s["spec"]["selector"].get(LABEL_DEPLOYMENT) == "m")
+    assert served.client.get(service)["metadata"]["annotations"] == {"theirs": "kept"}
+    policy = KINDS["NetworkPolicy"].path(served.namespace, "m-decode")
+    before = served.client.get(policy)
+    served.client.delete(policy)
+    after = served.client.until(policy, lambda p: p and p["metadata"]["uid"] != before["metadata"]["uid"] and p)
+    assert after["spec"] == before["spec"]
+
+
+def test_a_template_may_hold_any_text(operator, served):
+    """The API server compares what a revision keeps byte by byte when its labels change."""
+    odd = {"odd": "<a href='x?y=1&z=2'>é\u2028 😀</a>"}
+    served.create(decode={"replicas": 1, "template": {"metadata": {"annotations": odd}}})
+    served.until("Progressing", "True", "Complete")
+    revision = next(served.children("ControllerRevision"))
+    assert revision["metadata"]["labels"]["sluice.dev/verdict"] == "good"
+
+
+def test_a_field_that_is_no_longer_wanted_goes(operator, served):
+    """Fields of a created child are owned by Apply, so that a later Apply without them removes them."""
+    served.create(gateway={"replicas": 1, "service": {"annotations": {"lb": "internal", "idle": "300"}}})
+    served.until("Ready", "True")
+    service = KINDS["Service"].path(served.namespace, "m-gateway")
+    assert served.client.get(service)["metadata"]["annotations"] == {"lb": "internal", "idle": "300"}
+    served.change(gateway={"service": {"annotations": {"idle": None, "lb": "external"}}})
+    served.client.until(service, lambda s: s["metadata"]["annotations"] == {"lb": "external"})
+
+
+def test_a_strangers_object_stays_untouched_and_is_named(operator, served):
+    theirs = {"metadata": {"name": "m-gateway"}, "spec": {"selector": {"app": "theirs"}, "ports": [{"port": 80}]}}
+    service = KINDS["Service"].path(served.namespace, "m-gateway")
+    made = served.client.create(KINDS["Service"].path(served.namespace), theirs)
+    served.create()
+    told = served.until("Accepted", "False", "NameConflict")
+    assert "Service m-gateway belongs to a stranger" in told["message"].replace(":", "")
+    served.change(drain={"timeoutSeconds": 31})
+    served.until("Accepted", "False", "NameConflict")
+    assert served.client.get(service) == made
+    served.client.delete(service)
+    served.until("Ready", "True", timeout_s=150)
+    assert served.client.get(service)["metadata"]["ownerReferences"][0]["kind"] == "ModelDeployment"
+
+
+def test_a_strangers_secret_stays_untouched_too(operator, served):
+    path = KINDS["Secret"].path(served.namespace)
+    made = served.client.create(path, {"metadata": {"name": "m-key"}, "stringData": {"key": "theirs"}})
+    served.create()
+    served.until("Accepted", "False", "NameConflict")
+    assert served.client.get(f"{path}/m-key") == made
+
+
+def test_a_template_that_the_api_server_refuses_is_answered_by_a_condition(operator, served):
+    container = {"name": "main", "volumeMounts": [{"name": "nowhere", "mountPath": "/x"}]}
+    served.create(decode={"replicas": 1, "template": {"spec": {"containers": [container]}}})
+    told = served.until("Accepted", "False", "TemplateInvalid")
+    assert "volumeMounts" in told["message"]
+    assert "nowhere" in told["message"]
+    assert not list(served.children("Deployment"))
+    served.change(decode={"template": {"spec": {"containers": [{"name": "main"}]}}})
+    served.until("Ready", "True")
+
+
+def test_a_rollout_replaces_every_engine_and_never_by_editing_a_template(operator, served):
+    served.create(prefill={"replicas": 2}, decode={"replicas": 2})
+    served.until_served("1")
+    old = {d["metadata"]["name"]: d["spec"]["template"] for d in served.children("Deployment")}
+    served.roll_to("2")
+    served.until_served("2", timeout_s=150)
+    assert len(served.engines()) == 4
+    assert condition(served.client.get(served.path), "Degraded")["status"] == "False"
+    for deployment in served.children("Deployment"):
+        name = deployment["metadata"]["name"]
+        assert name == "m-gateway" or name not in old or deployment["spec"]["template"] == old[name]
+    revisions = {d["metadata"]["labels"][LABEL_REVISION] for d in served.children("ControllerRevision")}
+    assert len(revisions) == 2
+
+
+def test_a_pod_that_crashes_is_told_with_its_last_words(operator, served):
+    served.create()
+    served.until("Ready", "True")
+    pod = KINDS["Pod"].path(served.namespace, served.engines()[0]["metadata"]["name"])
+    served.client.merge(pod, {"metadata": {"annotations": {"sluice.test/fail": "Wedged: rank 0 in step 7"}}})
+    served.until("Ready", "False", "CrashLoop")
+    incident = served.client.get(served.path)["status"]["incidents"][0]
+    assert incident["message"] == "Wedged: rank 0 in step 7"
+    events = served.client.items(KINDS["Event"].path(served.namespace) + "?fieldSelector=involvedObject.name=m")
+    assert [e["reason"] for e in events if e["type"] == "Warning"] == ["EngineDied"]
+
+
+def test_scale_to_zero_and_back(plane, operator, served):
+    served.create()
+    served.until("Ready", "True")
+    plane.kubectl("scale", "mdep/m", "-n", served.namespace, "--replicas=0")
+    served.until("DecodeReady", "False", "ScaledToZero")
+    served.until_children("Pod", lambda pods: not [p for p in pods if "decode" in p["metadata"]["name"]])
+    plane.kubectl("scale", "mdep/m", "-n", served.namespace, "--replicas=2")
+    served.until("Ready", "True")
+    assert served.client.get(served.path)["status"]["roles"]["decode"]["summary"] == "2/2"
+
+
+def test_a_newer_operator_restarts_no_engine(plane, operator, served, namespace):
+    served.create()
+    served.until("Ready", "True")
+    before = uids(served.engines())
+    assert operator.stop() == 0
+    newer = "--control-image=registry.local/sluice-control:2"
+    with OperatorProcess(plane, f"newer-{namespace}", namespace, newer) as later:
+        later.wait_for("leading")
+        gateway = KINDS["Deployment"].path(namespace, "m-gateway")
+        served.client.until(gateway, lambda d: d["spec"]["template"]["spec"]["containers"][0]["image"].endswith(":2"))
+        served.until("Ready", "True")
+        assert uids(served.engines()) == before
+
+
+def test_it_waits_for_the_crd_and_gives_its_lease_back(plane, namespace):
+    with OperatorProcess(plane, f"early-{namespace}", namespace) as early:
+        early.wait_for("leading")
+        lease = KINDS["Lease"].path(namespace, "sluice-operator")
+        assert plane.client().get(lease)["spec"]["holderIdentity"]
+        assert early.stop() == 0
+        assert plane.client().get(lease)["spec"]["holderIdentity"] in ("", None)

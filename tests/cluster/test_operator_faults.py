@@ -1,0 +1,181 @@
+"""The operator when it is stopped, killed, cut off or robbed: the end is the same, and nobody writes who must not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from cluster_deployment import Served, condition, is_ending, uids
+from control_plane import ControlPlane
+from operator_process import OperatorProcess
+from stopped import stop_process
+from tcp_proxy import TcpProxy, port_of
+
+from sluice_operator.cluster import KINDS
+from sluice_operator.election import LOST
+
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(280)]
+
+LEASE = "sluice-operator"
+# Of a leader that is not to lose its lease while it stands still.
+PATIENT = ("--lease-duration-s=120", "--lease-deadline-s=100", "--lease-call-s=10")
+
+
+@pytest.fixture
+def served(client, namespace, nodes, crd):
+    return Served(client, namespace)
+
+
+def writes(plane, user):
+    """Everything that was let through and changes something, the lease too."""
+    return [r for r in plane.requests() if r.user == user and r.writes and r.code < 400]
+
+
+def holder(client, namespace):
+    return client.get(KINDS["Lease"].path(namespace, LEASE))["spec"]["holderIdentity"]
+
+
+def test_a_leader_that_was_stopped_in_a_rollout_writes_nothing_when_it_wakes(plane, served, namespace):
+    first, second = f"first-{namespace}", f"second-{namespace}"
+    with OperatorProcess(plane, first, namespace) as old:
+        old.wait_for("leading")
+        with OperatorProcess(plane, second, namespace) as new:
+            new.wait_for("standby")
+            served.create(prefill={"replicas": 2}, decode={"replicas": 2})
+            served.until_served("1")
+            served.roll_to("2")
+            served.until_children("Deployment", lambda found: len(found) == 5)
+            stop_process(old.pid)
+            stopped_at = time.time()
+            new.wait_for("leading")
+            served.until_served("2", timeout_s=150)
+            # The world as the old one remembers it is gone; it has work in its queue all the same.
+            served.roll_to("3")
+            os.kill(old.pid, signal.SIGCONT)
+            assert old.wait() == LOST
+            served.until_served("3", timeout_s=150)
+            late = [w for w in writes(plane, first) if w.at > stopped_at]
+            assert late == []
+            assert any(w.resource.startswith("deployments") for w in writes(plane, second))
+            assert "the lease is lost" in old.text()
+
+
+def test_a_leader_whose_calls_stall_ends_itself_before_another_leads(plane, client, served, namespace):
+    """Nothing comes back from the API server, but the process itself runs on."""
+    with TcpProxy(port_of(plane.url)) as proxy:
+        with OperatorProcess(plane, f"stalled-{namespace}", namespace, url=proxy.url) as old:
+            old.wait_for("leading")
+            served.create()
+            served.until("Ready", "True")
+            proxy.stall()
+            served.roll_to("2")
+            with OperatorProcess(plane, f"next-{namespace}", namespace) as new:
+                assert old.wait() == LOST
+                ended_at = time.time()
+                new.wait_for("leading")
+                # What was stuck on the way arrives now, at an API server where somebody else leads.
+                proxy.flow()
+                served.until_served("2", timeout_s=150)
+            late = [w for w in writes(plane, f"stalled-{namespace}") if w.at > ended_at]
+            assert late == []
+
+
+def test_deleted_and_made_again_under_one_name_only_the_last_remains(plane, client, served, namespace):
+    with OperatorProcess(plane, f"op-{namespace}", namespace) as operator:
+        operator.wait_for("leading")
+        for _ in range(5):
+            served.create()
+            served.until_children("ControllerRevision", bool)
+            served.delete()
+            client.until(served.path, lambda there: there is None)
+        last = served.create()
+        served.until("Ready", "True", timeout_s=200)
+        kinds = ("Deployment", "ReplicaSet", "ControllerRevision", "Service", "Secret", "NetworkPolicy", "Role")
+        # The collector comes to the last of the old ones in its own time.
+        for kind in kinds:
+            served.until_children(kind, lambda found: all(is_of(item, last, served) for item in found))
+
+
+def is_of(item, uid, served):
+    """Itself, or by its Deployment; what is ending already is out of anybody's hands."""
+    owners = {reference["uid"] for reference in item["metadata"].get("ownerReferences", [])}
+    return uid in owners or bool(owners & uids(served.children("Deployment"))) or is_ending(item)
+
+
+def test_watches_that_are_cut_while_pods_vanish_leave_no_ghosts(plane, client, served, namespace):
+    with TcpProxy(port_of(plane.url)) as proxy:
+        with OperatorProcess(plane, f"cut-{namespace}", namespace, "--resync-s=5", url=proxy.url) as operator:
+            operator.wait_for("leading")
+            served.create(prefill={"replicas": 2}, decode={"replicas": 2})
+            served.until("Ready", "True")
+            for _ in range(3):
+                gone = uids(served.engines())
+                assert proxy.cut() > 0
+                pods = KINDS["Pod"].path(namespace)
+                client.call("DELETE", f"{pods}?labelSelector=sluice.dev/role%20in%20(prefill,decode)")
+                served.until_children("Pod", lambda found, gone=gone: not uids(found) & gone)
+                served.until("Ready", "True")
+                client.until(served.path, lambda there: there["status"]["roles"]["decode"]["summary"] == "2/2")
+                assert not uids(served.engines()) & gone
+            assert operator.status()["failures"].get("Defect", 0) == 0
+
+
+@pytest.mark.timeout(400)
+def test_an_api_server_that_starts_anew_over_a_compacted_etcd_leaves_no_ghosts(tools, tmp_path):
+    """What a watch would go on from is no longer there: it is told so (410), and nobody of what was deleted."""
+    with ControlPlane(tmp_path, kwok=True) as plane:
+        client = plane.client()
+        plane.install_crd()
+        plane.add_nodes(2)
+        served = Served(client, "default")
+        with OperatorProcess(plane, "op", "default", "--resync-s=5", *PATIENT) as operator:
+            operator.wait_for("leading")
+            served.create(prefill={"replicas": 2}, decode={"replicas": 2})
+            served.until("Ready", "True")
+            gone = uids(served.engines())
+            # Nobody hears of it: the operator stands still, and the API server forgets it.
+            stop_process(operator.pid)
+            client.call("DELETE", KINDS["Pod"].path("default") + "?labelSelector=sluice.dev/role=decode")
+            served.until_children("Pod", lambda found: len(uids(found) & gone) == 2)
+            plane.compact()
+            plane.restart_api()
+            os.kill(operator.pid, signal.SIGCONT)
+            served.until_children("Pod", lambda found: len(found) == 5 and all(is_ready(pod) for pod in found))
+            client.until(served.path, lambda there: there["status"]["roles"]["decode"]["summary"] == "2/2")
+            # What comes later is heard of too.
+            served.roll_to("2")
+            served.until_served("2", timeout_s=200)
+            assert operator.status()["state"] == "leading"
+
+
+def is_ready(pod):
+    return condition(pod, "Ready").get("status") == "True"
+
+
+@pytest.mark.timeout(560)
+def test_killed_and_robbed_after_every_action_the_end_is_the_same(plane, client, served, namespace):
+    """Each life of the operator carries out one action; then it dies, and somebody wipes status and annotations."""
+    served.create()
+    user = f"mortal-{namespace}"
+    lease = KINDS["Lease"].path(namespace, LEASE)
+    lives = 0
+    with OperatorProcess(plane, user, namespace, "--die-after=1") as operator:
+        while True:
+            code = operator.wait(60)
+            lives += 1
+            assert code == 9, operator.text()[-3000:]
+            client.merge(served.path, {"metadata": {"annotations": None}})
+            client.merge(f"{served.path}/status", {"status": None})
+            client.delete(lease)
+            if "write status" in operator.text().splitlines()[-1]:
+                break  # all that plan still wanted was to say how it is
+            assert lives < 60, operator.text()[-3000:]
+            operator.start()
+    assert lives > 20
+    with OperatorProcess(plane, f"final-{namespace}", namespace) as final:
+        final.wait_for("leading")
+        served.until_served("1")
+    numbers = {kind: len(list(served.children(kind))) for kind in ("Deployment", "ControllerRevision", "Secret")}
+    assert numbers == {"Deployment": 3, "ControllerRevision": 1, "Secret": 5}

@@ -1,0 +1,95 @@
+"""Raw objects into values."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice_operator import names
+from sluice_operator.cluster import encode
+from sluice_operator.names import PodRole
+from sluice_operator.observed import Owner, Termination
+from sluice_operator.reading import owner_of, read_pod, read_workload
+
+NAME, UID = "m", "uid-1"
+
+
+def owned(**reference):
+    base = {"apiVersion": "sluice.dev/v1alpha1", "kind": "ModelDeployment", "name": NAME, "uid": UID}
+    return {"metadata": {"ownerReferences": [base | reference]}}
+
+
+def test_whose_an_object_is():
+    assert owner_of(owned(), NAME, UID) is Owner.OURS
+    assert owner_of(owned(uid="older"), NAME, UID) is Owner.NAMESAKE
+    assert owner_of(owned(uid="older", name="other"), NAME, UID) is Owner.STRANGER
+    assert owner_of(owned(uid="older", apiVersion="else.dev/v1"), NAME, UID) is Owner.STRANGER
+    assert owner_of({"metadata": {}}, NAME, UID) is Owner.STRANGER
+    labelled = {"metadata": {"labels": {names.LABEL_DEPLOYMENT: NAME}}}
+    assert owner_of(labelled, NAME, UID) is Owner.STRANGER
+
+
+def pod(**status):
+    labels = {names.LABEL_ROLE: "decode", names.LABEL_REVISION: "r1"}
+    meta = {"name": "p", "uid": "u", "labels": labels, "creationTimestamp": "1970-01-01T00:00:10Z"}
+    return {"metadata": meta, "spec": {"nodeName": "n"}, "status": status}
+
+
+def condition(kind, status, second, message=""):
+    at = f"1970-01-01T00:00:{second}Z"
+    return {"type": kind, "status": status, "lastTransitionTime": at, "message": message}
+
+
+def test_a_pod_that_serves():
+    main = {"name": "main", "started": True, "state": {"running": {}}, "restartCount": 2}
+    told = [condition("PodScheduled", "True", 11), condition("Ready", "True", 20)]
+    read = read_pod(pod(conditions=[*told, condition(names.READINESS_GATE, "True", 15)], containerStatuses=[main]))
+    assert (read.role, read.revision, read.node, read.created_at) == (PodRole.DECODE, "r1", "n", 10.0)
+    assert (read.ready, read.ready_changed_at, read.serving, read.serving_changed_at) == (True, 20.0, True, 15.0)
+    assert (read.started, read.restarts, read.scheduled_at, read.terminating) == (True, 2, 11.0, False)
+
+
+def test_a_pod_whose_container_crashed_has_its_last_words():
+    ended = {"exitCode": 3, "reason": "Error", "message": "Wedged", "finishedAt": "1970-01-01T00:00:30Z"}
+    main = {
+        "name": "main",
+        "restartCount": 1,
+        "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
+        "lastState": {"terminated": ended},
+    }
+    read = read_pod(pod(containerStatuses=[{"name": "sidecar"}, main]))
+    assert read.terminations == (Termination(0, 3, "Error", "Wedged", 30.0),)
+    assert (read.waiting_reason, read.waiting_message, read.started) == ("CrashLoopBackOff", "back-off", False)
+
+
+def test_a_pod_that_nobody_can_place_quotes_the_scheduler():
+    read = read_pod(pod(conditions=[condition("PodScheduled", "False", 11, "0/3 nodes are available")]))
+    assert (read.unschedulable, read.scheduled_at) == ("0/3 nodes are available", 0.0)
+
+
+def test_a_pod_that_was_evicted_never_comes_back():
+    assert read_pod(pod(phase="Failed")).terminating
+    assert not read_pod(pod(phase="Running")).terminating
+
+
+def test_what_has_no_role_of_ours_is_nothing_of_ours():
+    bare = {"metadata": {"name": "x", "uid": "u", "labels": {names.LABEL_ROLE: "router"}}}
+    assert read_pod(bare) is None
+    assert read_workload(bare) is None
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "state", "type"]), inner),
+    max_leaves=6,
+)
+
+
+@given(junk, junk, junk)
+def test_a_status_of_no_shape_reads_as_nothing(conditions, containers, phase):
+    read = read_pod(pod(conditions=conditions, containerStatuses=containers, phase=phase))
+    assert not read.ready
+
+
+def test_json_is_as_go_writes_it():
+    assert encode({"a": "<&>", "b": [1, None], "c": "é"}) == b'{"a":"\\u003c\\u0026\\u003e","b":[1,null],"c":"\\u00e9"}'

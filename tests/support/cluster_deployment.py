@@ -1,0 +1,91 @@
+"""A ModelDeployment in a control plane of the tests, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from cluster_client import ClusterClient
+from operator_cluster import manifest, with_tag
+
+from sluice_operator.api.crd import API_VERSION, KIND
+from sluice_operator.cluster import KINDS
+from sluice_operator.names import LABEL_DEPLOYMENT
+
+READY_S = 90.0
+
+
+class Served:
+    """`name` in `namespace`. Its model is in the image, so that pods want no claim."""
+
+    def __init__(self, client: ClusterClient, namespace: str, name: str = "m") -> None:
+        self.client, self.namespace, self.name = client, namespace, name
+        self.path = KINDS[KIND].path(namespace, name)
+
+    def create(self, **changes: Any) -> str:
+        """Its uid."""
+        spec = manifest(model={"uri": "image:///models/tiny"}, gateway={"replicas": 1}) | changes
+        body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": self.name}, "spec": spec}
+        made: str = self.client.create(KINDS[KIND].path(self.namespace), body)["metadata"]["uid"]
+        return made
+
+    def change(self, **spec: Any) -> None:
+        self.client.merge(self.path, {"spec": spec})
+
+    def roll_to(self, tag: str) -> None:
+        self.change(image=with_tag(tag))
+
+    def delete(self) -> None:
+        self.client.delete(self.path)
+
+    def condition(self, kind: str) -> dict[str, str]:
+        there = self.client.get(self.path)
+        return condition(there, kind)
+
+    def until(self, kind: str, status: str, reason: str = "", timeout_s: float = READY_S) -> dict[str, str]:
+        """The condition, once it is so for the present spec."""
+
+        def told(there: Any) -> dict[str, str]:
+            found = condition(there, kind)
+            fresh = found.get("observedGeneration") == there["metadata"]["generation"]
+            return found if fresh and found["status"] == status and reason in ("", found["reason"]) else {}
+
+        return self.client.until(self.path, told, timeout_s)
+
+    def until_served(self, tag: str, timeout_s: float = READY_S) -> None:
+        """All engine pods are of that image, and the rollout is complete."""
+        self.until("Progressing", "True", "Complete", timeout_s)
+        self.until("Ready", "True", timeout_s=timeout_s)
+        assert {image_of(pod) for pod in self.engines()} == {f"registry.local/sluice-engine:{tag}"}
+
+    def children(self, *kinds: str) -> Iterator[Any]:
+        for kind in kinds:
+            query = f"?labelSelector={LABEL_DEPLOYMENT}={self.name}"
+            yield from self.client.items(KINDS[kind].path(self.namespace) + query)
+
+    def engines(self) -> list[Any]:
+        pods = self.children("Pod")
+        return [p for p in pods if p["metadata"]["labels"]["sluice.dev/role"] != "gateway" and not is_ending(p)]
+
+    def until_children(self, kind: str, is_so: Callable[[list[Any]], bool], timeout_s: float = READY_S) -> None:
+        path = f"{KINDS[kind].path(self.namespace)}?labelSelector={LABEL_DEPLOYMENT}={self.name}"
+        self.client.until(path, lambda there: is_so(there["items"]), timeout_s)
+
+
+def condition(item: Any, kind: str) -> dict[str, str]:
+    """{} while nobody has said anything."""
+    found = [c for c in item.get("status", {}).get("conditions", ()) if c["type"] == kind]
+    return found[0] if found else {}
+
+
+def image_of(pod: Any) -> str:
+    image: str = pod["spec"]["containers"][0]["image"]
+    return image
+
+
+def is_ending(item: Any) -> bool:
+    return "deletionTimestamp" in item["metadata"]
+
+
+def uids(items: Any) -> set[str]:
+    return {item["metadata"]["uid"] for item in items}

@@ -1,0 +1,60 @@
+"""Engines and gateways that only exist in the API: what they would answer, from what their pods' statuses say.
+
+An engine that is ready is idle and routed to; one that was told to drain is empty at once. Nothing is dialled.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from sluice_operator.__main__ import main
+from sluice_operator.apply import Applier
+from sluice_operator.names import ENGINE_ROLES, PodRole
+from sluice_operator.observed import EngineReport, GatewayReport, Load
+
+PAGES = 1000
+
+
+class KwokFleet:
+    def __init__(self):
+        self._draining = set()
+
+    async def loads(self, pods, addresses):
+        return {pod.name: self._load(pod) for pod in pods if pod.role in ENGINE_ROLES and pod.started}
+
+    async def reports(self, pods, addresses):
+        engines = tuple(
+            EngineReport(pod.name, pod.role, pod.revision, self._load(pod))
+            for pod in pods
+            if pod.role in ENGINE_ROLES and pod.ready and not pod.terminating
+        )
+        ready = [pod for pod in pods if pod.role is PodRole.GATEWAY and pod.ready and not pod.terminating]
+        return tuple(GatewayReport(pod.name, time.time(), engines=engines) for pod in ready)
+
+    async def drain(self, pod, address):
+        self._draining.add(pod)
+
+    def _load(self, pod):
+        return Load(total_pages=PAGES, draining=pod.name in self._draining, empty=True)
+
+
+def die_after(actions):
+    """SIGKILL itself as soon as so many actions have been carried out."""
+    obey, left = Applier.obey, iter(range(actions - 1))
+
+    async def obeyed(self, action):
+        outcome = await obey(self, action)
+        if next(left, None) is None:
+            os._exit(9)
+        return outcome
+
+    Applier.obey = obeyed
+
+
+if __name__ == "__main__":
+    for option in [word for word in sys.argv if word.startswith("--die-after=")]:
+        sys.argv.remove(option)
+        die_after(int(option.partition("=")[2]))
+    sys.exit(main(fleet=KwokFleet()))
