@@ -38,12 +38,13 @@ def test_of_a_process_that_stopped_as_a_whole_its_loop_is_named(loop, lease):
 
 
 def test_of_those_who_wait_for_the_interpreter_the_one_that_computes_is_named():
-    told = judge(row("leader.loop", phase=Phase.SERVING), row("leader.lease", 0.4, thread=Thread.RUNNING))
+    waits = row("leader.loop", phase=Phase.SERVING, cpu_s=10.6, cpu_ticked_s=10.0)
+    told = judge(waits, row("leader.lease", 0.4, cpu_s=4.0, cpu_ticked_s=2.0))
     assert (told.reason, told.culprit) == (Reason.LEASE_THREAD_DEAD, "leader.lease")
 
 
 def test_who_froze_long_before_is_named_whoever_computes():
-    told = judge(row("leader.loop", phase=Phase.PLANNING), row("leader.lease", 5.0, thread=Thread.RUNNING))
+    told = judge(row("leader.loop", phase=Phase.PLANNING), row("leader.lease", 5.0, cpu_s=4.0))
     assert (told.reason, told.culprit) == (Reason.SCHEDULER_FROZEN, "leader.loop")
 
 

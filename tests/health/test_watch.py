@@ -30,7 +30,7 @@ class Scene:
         for row in self.rows.values():
             row.begin(Phase.SERVING)
         self.watch = Watch(
-            self.recorder, WATCHED, Budgets(floor_s=FLOOR_S), lambda: self.now, lambda pid, tid: Thread.ALIVE
+            self.recorder, WATCHED, Budgets(floor_s=FLOOR_S), lambda: self.now, lambda pid, tid: (Thread.ALIVE, 0.0)
         )
         self.watch.started = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from sluice_engine.health.reading import Thread
@@ -9,15 +10,19 @@ from sluice_engine.health.reading import Thread
 # Of /proc/PID/: what a bundle holds of a process that cannot speak for itself.
 KEPT = ("status", "wchan", "stack", "syscall", "cmdline", "limits", "io")
 MAX_THREADS = 256
-_THREADS = {"T": Thread.STOPPED, "t": Thread.STOPPED, "R": Thread.RUNNING}
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
-def thread_state(pid: int, tid: int) -> Thread:
-    """GONE: it has ended though its process lives. The death of a process is its parent's to tell: UNKNOWN."""
-    state = _state(f"/proc/{pid}/task/{tid}/stat")
-    if state in ("", "Z", "X"):
-        return Thread.UNKNOWN if _state(f"/proc/{pid}/stat") in ("", "Z", "X") else Thread.GONE
-    return _THREADS.get(state, Thread.ALIVE)
+def look_at_thread(pid: int, tid: int) -> tuple[Thread, float]:
+    """Its state, and the seconds of CPU that it has had.
+
+    GONE: it has ended though its process lives. The death of a process is its parent's to tell: UNKNOWN.
+    """
+    fields = _stat(f"/proc/{pid}/task/{tid}/stat")
+    if fields[0] in ("", "Z", "X"):
+        return (Thread.UNKNOWN if _state(f"/proc/{pid}/stat") in ("", "Z", "X") else Thread.GONE), 0.0
+    thread = Thread.STOPPED if fields[0] in ("T", "t") else Thread.ALIVE
+    return thread, (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
 def process_state(pid: int) -> str:
@@ -30,10 +35,15 @@ def process_state(pid: int) -> str:
 
 def _state(path: str) -> str:
     """The kernel's letter; "" where there is nothing of the kind."""
+    return _stat(path)[0]
+
+
+def _stat(path: str) -> list[str]:
+    """Fields of a stat file from the state on (the third of proc(5)); [""] where there is nothing of the kind."""
     try:
-        return Path(path).read_bytes().rpartition(b")")[2].split()[0].decode()
-    except (OSError, IndexError):
-        return ""
+        return Path(path).read_bytes().rpartition(b")")[2].decode().split() or [""]
+    except OSError:
+        return [""]
 
 
 def describe_process(pid: int) -> str:

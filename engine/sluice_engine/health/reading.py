@@ -22,15 +22,18 @@ class Thread(StrEnum):
 
     UNKNOWN = "unknown"
     ALIVE = "alive"
-    RUNNING = "running"  # it computes, or could
     STOPPED = "stopped"
     GONE = "gone"
+
+
+# (pid, tid) -> what the kernel says, and the seconds of CPU that the thread has had so far.
+Look = Callable[[int, int], tuple[Thread, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class RowReading:
     """A row at one moment. `ticked_s`, `progressed_s`: in a *before*, the reader's clock when the ticks last moved and
-    when the progress last moved or nothing was pending; see `carry`."""
+    when the progress last moved or nothing was pending, and `cpu_ticked_s` its CPU at its last tick; see `carry`."""
 
     name: str
     state: State = State.ABSENT
@@ -50,8 +53,10 @@ class RowReading:
     doing: str = ""
     ident: int = 0
     thread: Thread = Thread.UNKNOWN
+    cpu_s: float = 0.0
     ticked_s: float = 0.0
     progressed_s: float = 0.0
+    cpu_ticked_s: float = 0.0
 
     @property
     def life(self) -> tuple[int, int]:
@@ -224,20 +229,23 @@ def carry(before: Reading | None, after: Reading) -> Reading:
         old = before.rows.get(name) if before is not None else None
         same = old is not None and old.life == row.life
         ticked = old.ticked_s if same and old is not None and old.ticks == row.ticks else after.at_s
+        cpu_ticked = old.cpu_ticked_s if same and old is not None and old.ticks == row.ticks else row.cpu_s
         stands = same and old is not None and old.progress == row.progress and old.pending and row.pending
         progressed = old.progressed_s if stands and old is not None else after.at_s
-        rows[name] = replace(row, ticked_s=ticked, progressed_s=progressed)
+        rows[name] = replace(row, ticked_s=ticked, progressed_s=progressed, cpu_ticked_s=cpu_ticked)
     stands = before is not None and before.loaded == after.loaded and before.started == after.started
     loaded_s = before.loaded_s if stands and before is not None else after.at_s
     return replace(after, rows=rows, loaded_s=loaded_s)
 
 
-def look_at_threads(rows: Mapping[str, RowReading], look: Callable[[int, int], Thread]) -> dict[str, RowReading]:
-    """The same rows with what `look(pid, tid)` says of the thread of each running one."""
-    return {
-        name: replace(row, thread=look(row.pid, row.tid)) if row.state is State.RUNNING else row
-        for name, row in rows.items()
-    }
+def look_at_threads(rows: Mapping[str, RowReading], look: Look) -> dict[str, RowReading]:
+    """The same rows with what `look` says of the thread of each running one."""
+    looked = dict(rows)
+    for name, row in rows.items():
+        if row.state is State.RUNNING:
+            thread, cpu_s = look(row.pid, row.tid)
+            looked[name] = replace(row, thread=thread, cpu_s=cpu_s)
+    return looked
 
 
 def _text(data: memoryview) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sluice_engine.health.layout import Blob, State
-from sluice_engine.health.proc import thread_state
+from sluice_engine.health.proc import look_at_thread
 from sluice_engine.health.reading import Copy, RowReading, look_at_threads
 from sluice_engine.health.stacks import collect_stacks
 from sluice_engine.probes import Answer, Query, Route, json_answer
@@ -123,7 +123,7 @@ def status_of(guard: Guard) -> dict[str, Any]:
 def rows_of(guard: Guard) -> list[dict[str, Any]]:
     """As they are now, which may be newer than what the last verdict saw."""
     now = time.monotonic_ns()
-    rows = look_at_threads(Copy(guard.recorder.view).rows(), thread_state)
+    rows = look_at_threads(Copy(guard.recorder.view).rows(), look_at_thread)
     return [describe_row(row, now) for row in rows.values()]
 
 

@@ -96,6 +96,8 @@ def verdict(before: Reading, after: Reading, budgets: Budgets, watched: Sequence
 
 # A loop turns at least so often: which of two that froze within less was first cannot be told from their ticks.
 TURN_S = 1.0
+# Of its frozen time, in CPU: below it a thread was not what kept the others waiting.
+MIN_SHARE = 0.05
 _REASONS = frozenset(Reason)
 _DEATHS = {"leader": Reason.LEADER_DEAD, "sidecar": Reason.SIDECAR_DEAD, "gateway": Reason.GATEWAY_DEAD}
 
@@ -153,15 +155,18 @@ def _frozen_loops(before: Reading, after: Reading, budgets: Budgets, watched: Se
             continue
         if not thread.ticks or old is None or row is None or not _same_life(old, row) or old.ticks != row.ticks:
             continue
-        frozen.append((thread, row, after.at_s - old.ticked_s, budgets.of(_expected(row, after))))
-    overdue = [age for _, _, age, budget in frozen if age > budget]
+        burnt = row.cpu_s - old.cpu_ticked_s
+        frozen.append((thread, row, after.at_s - old.ticked_s, budgets.of(_expected(row, after)), burnt))
+    overdue = [age for _, _, age, budget, _ in frozen if age > budget]
     if overdue:
         together = [loop for loop in frozen if loop[2] > max(overdue) - TURN_S]
-        # Of a process whose threads wait for the interpreter, the one that computes has it.
-        thread, row, age, budget = next((loop for loop in together if loop[1].thread is Thread.RUNNING), together[0])
+        # Of a process whose threads wait for the interpreter, the one that has it has the CPU: by far more than those
+        # that wake to ask for it.
+        computing = [loop for loop in together if loop[4] > MIN_SHARE * loop[2]]
+        thread, row, age, budget, _ = max(computing, key=lambda loop: loop[4], default=together[0])
         reason, culprit = _reason_of_frozen(thread, row)
         yield Verdict(Kind.WEDGED, reason, culprit, _doing(row), age, budget, row.pending, _stopped(row))
-    for thread, row, age, budget in frozen:
+    for thread, row, age, budget, _ in frozen:
         yield from _judge_slow(age, budget, budgets.slow, _reason_of_frozen(thread, row), row)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from sluice_engine.health.layout import State
-from sluice_engine.health.proc import thread_state
-from sluice_engine.health.reading import Copy, Exit, Reading, RowReading, Thread, carry, look_at_threads
+from sluice_engine.health.proc import look_at_thread
+from sluice_engine.health.reading import Copy, Exit, Look, Reading, RowReading, carry, look_at_threads
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.verdict import IDLE, Budgets, Kind, Verdict, verdict
 from sluice_engine.health.watched import Watched
@@ -32,7 +32,7 @@ class Watch:
         watched: Sequence[Watched],
         budgets: Budgets,
         clock: Callable[[], float],
-        look: Callable[[int, int], Thread] = thread_state,
+        look: Look = look_at_thread,
     ) -> None:
         self.budgets = budgets
         self.watched = tuple(watched)

@@ -55,7 +55,7 @@ def world(ranks: int) -> Iterator[World]:
     with tempfile.TemporaryDirectory() as directory:
         recorder = Recorder.create(Path(directory) / "recorder", [row.name for row in watched])
         at = [1000.0]
-        watch = Watch(recorder, watched, Budgets(FLOOR_S), lambda: at[0], lambda pid, tid: Thread.ALIVE)
+        watch = Watch(recorder, watched, Budgets(FLOOR_S), lambda: at[0], lambda pid, tid: (Thread.ALIVE, 0.0))
         watch.started = True
         marks = {row.name: recorder.row(row.name) for row in watched}
         for row in marks.values():
