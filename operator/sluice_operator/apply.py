@@ -24,11 +24,12 @@ from sluice_operator.cluster import (
     STRATEGIC,
     Cluster,
     Conflict,
+    Forbidden,
     NotFound,
 )
 from sluice_operator.fleet import Fleet
 from sluice_operator.moments import rfc3339
-from sluice_operator.observe import Known
+from sluice_operator.observe import OPTIONAL, Known
 from sluice_operator.observed import Child, Observed
 from sluice_operator.render.children import OwnerRef
 
@@ -39,12 +40,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`stale`: something was not as it had been seen, so plan has to look again."""
+    """`stale`: something was not as it had been seen, so plan has to look again. `idle`: nothing was sent."""
 
     stale: bool = False
+    idle: bool = False
 
 
-DONE, STALE = Outcome(), Outcome(stale=True)
+DONE, STALE, IDLE = Outcome(), Outcome(stale=True), Outcome(idle=True)
 
 
 class Applier:
@@ -96,18 +98,28 @@ class Applier:
                 await self._write_status(action)
             case actions.Remember():
                 self.known.memory = action.memory
+                return IDLE
         return DONE
 
     async def _apply(self, item: Mapping[str, Any]) -> Outcome:
         """What was not seen is created, never patched: so nothing can be seized that appeared meanwhile."""
         key = (item["kind"], item["metadata"]["name"])
         child = self.children.get(key)
+        if item["kind"] in self.known.absent:
+            return IDLE
         if child is None:
             try:
                 await self.cluster.create(item)
             except Conflict:
                 self.known.taken.add(key)
                 raise
+            except (NotFound, Forbidden) as error:
+                if item["kind"] not in OPTIONAL:
+                    raise
+                why = "may not make any" if isinstance(error, Forbidden) else "this cluster has no"
+                log.warning("%s/%s: %s %s", self.namespace, self.name, why, item["kind"])
+                self.known.absent.add(item["kind"])
+                return IDLE
             return DONE
         await self._own_fields(child)
         seen = {**item, "metadata": {**item["metadata"], "uid": child.uid}}

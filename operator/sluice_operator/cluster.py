@@ -54,6 +54,10 @@ class Conflict(Refused):
     """409: it exists, or is another one than was seen."""
 
 
+class Forbidden(Refused):
+    """403: not by our roles."""
+
+
 class Invalid(Refused):
     """400 or 422: no attempt will succeed; the message names the path."""
 
@@ -198,5 +202,5 @@ def _read(code: int, body: bytes) -> Object:
         told = {"message": body.decode(errors="replace")[:500]}
     if 200 <= code < 300:
         return told
-    error = {404: NotFound, 409: Conflict, 400: Invalid, 422: Invalid}.get(code, Refused)
+    error = {403: Forbidden, 404: NotFound, 409: Conflict, 400: Invalid, 422: Invalid}.get(code, Refused)
     raise error(code, str(told.get("reason", "")), str(told.get("message", "")))

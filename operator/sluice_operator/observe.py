@@ -13,7 +13,7 @@ from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.api.value import Invalid as InvalidValue
 from sluice_operator.api.value import from_json
-from sluice_operator.cluster import KINDS, Cluster, Conflict, Invalid, NotFound
+from sluice_operator.cluster import KINDS, Cluster, Conflict, Forbidden, Invalid, NotFound
 from sluice_operator.fleet import Fleet
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.node import read_node
@@ -37,8 +37,8 @@ _LISTED = (
     "Role",
     "RoleBinding",
 )
-# There only in some clusters; asked for when the spec needs them or once they were seen.
-_OPTIONAL = ("ResourceClaimTemplate", "PodMonitor")
+# There only in some clusters; asked for when the spec needs them.
+OPTIONAL = frozenset({"ResourceClaimTemplate", "PodMonitor"})
 
 
 @dataclass
@@ -46,13 +46,14 @@ class Known:
     """Of one ModelDeployment, between its reconciles. Losing it costs requests, and caution; nothing else.
 
     `taken`: (kind, name) of what turned out to exist without our label. `secrets`: seen to be ours.
-    `checked`: what a dry run has accepted. `addresses`: of pods, by name.
+    `absent`: kinds that cannot be had here. `checked`: what a dry run has accepted. `addresses`: of pods, by name.
     """
 
     uid: str
     memory: Memory
     taken: set[tuple[str, str]] = field(default_factory=set)
     secrets: set[str] = field(default_factory=set)
+    absent: set[str] = field(default_factory=set)
     checked: set[str] = field(default_factory=set)
     addresses: dict[str, str] = field(default_factory=dict)
 
@@ -114,7 +115,7 @@ class Observer:
         async def tried(kind: str) -> list[Object]:
             try:
                 return await listed(kind)
-            except NotFound:
+            except (NotFound, Forbidden):
                 return []
 
         tasks = [listed(kind) for kind in _LISTED] + [tried(kind) for kind in _optional_kinds(spec)]

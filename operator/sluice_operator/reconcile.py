@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice_operator.accept import parse
-from sluice_operator.actions import Remember
 from sluice_operator.api.crd import KIND
 from sluice_operator.api.enums import ScalingMode
 from sluice_operator.api.spec import ModelDeploymentSpec
@@ -69,6 +68,7 @@ class Reconciler:
                 for key in versions:
                     if key in self._known:
                         self._known[key].secrets.clear()
+                        self._known[key].absent.clear()
                     # Not all at once.
                     self.work.add(key, random.uniform(0.0, min(every_s, 0.02 * len(items))))
             await asyncio.sleep(every_s)
@@ -111,7 +111,7 @@ class Reconciler:
         for action in plan(parsed, observed, time.time(), self.renderer):
             outcome = await applier.obey(action)
             self.counts.actions[type(action).__name__] += 1
-            moved = moved or not isinstance(action, Remember)
+            moved = moved or not outcome.idle
             if outcome.stale:
                 break
         if moved:

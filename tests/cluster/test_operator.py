@@ -231,6 +231,14 @@ def gpu_node(client, name, labels):
     client.create("/api/v1/nodes", body)
 
 
+def test_a_kind_that_the_cluster_has_not_is_done_without(plane, operator, served):
+    """No Prometheus operator here."""
+    served.create(monitoring={"podMonitor": True})
+    served.until("Progressing", "True", "Complete")
+    quiet_for(plane, operator.user, 5.0)
+    assert "this cluster has no PodMonitor" in operator.text()
+
+
 def test_scale_to_zero_and_back(plane, operator, served):
     served.create()
     served.until("Ready", "True")

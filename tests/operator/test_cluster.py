@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from sluice_operator.cluster import Cluster, Conflict, Invalid, NotFound, Refused, Unreachable
+from sluice_operator.cluster import Cluster, Conflict, Forbidden, Invalid, NotFound, Refused, Unreachable
 from sluice_operator.connection import Connection
 
 POD = {"kind": "Pod", "metadata": {"name": "p", "namespace": "ns"}}
@@ -81,7 +81,7 @@ async def test_no_answer_in_time_is_an_error_of_its_own(api, cluster):
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    [(404, NotFound), (409, Conflict), (422, Invalid), (400, Invalid), (403, Refused), (500, Refused)],
+    [(404, NotFound), (409, Conflict), (422, Invalid), (400, Invalid), (403, Forbidden), (500, Refused)],
 )
 async def test_refusals_have_the_api_servers_own_words(api, cluster, code, error):
     api.answers = [(code, {"reason": "Why", "message": "because"})]
