@@ -177,6 +177,15 @@ def test_a_recorder_is_on_disk_before_it_is_used(tmp_path: Path) -> None:
     assert recorder.path.stat().st_blocks * 512 >= layout.FILE_BYTES
 
 
+def test_text_that_is_no_unicode_is_told_all_the_same(recorder: Recorder) -> None:
+    row = recorder.row("leader.loop")
+    row.begin()
+    row.doing("a path \udcff")
+    recorder.event(Writer.LEADER, "died: \udcff")
+    assert Copy(recorder.view).rows()["leader.loop"].doing == "a path ?"
+    assert Copy(recorder.view).events()[0].text == "died: ?"
+
+
 def test_marks_cost_nothing_but_stores_where_nobody_watches() -> None:
     row = unrecorded("leader.loop")
     row.begin()
