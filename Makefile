@@ -51,6 +51,9 @@ test: check ## everything: `make check`, then the tests that start processes and
 cluster-tools: $(LOCKED) ## build etcd, Kubernetes, kwok and helm for tests/cluster into ~/.cache (needs Go; 9 minutes cold)
 	$(BIN)/python tests/support/cluster_tools.py
 
+e2e-scale: cluster-tools ## the operator with 300 ModelDeployments and 3,000 pods; prints times, CPU, requests
+	SLUICE_SCALE=300 $(PYTEST) -q -s tests/cluster/test_scale.py
+
 fmt: $(LOCKED) ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -69,4 +72,4 @@ clean: ## remove the environment and the caches
 
 RESULTS ?= chaos.jsonl
 
-.PHONY: help setup up check test cluster-tools fmt chaos proto lock clean
+.PHONY: help setup up check test cluster-tools e2e-scale fmt chaos proto lock clean

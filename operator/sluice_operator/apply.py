@@ -58,7 +58,8 @@ class Applier:
 
     async def obey(self, action: Action) -> Outcome:
         """Raises ClusterError for what the next attempt may cure."""
-        log.info("%s/%s: %s", self.namespace, self.name, action)
+        level = logging.DEBUG if isinstance(action, actions.Remember) else logging.INFO
+        log.log(level, "%s/%s: %s", self.namespace, self.name, action)
         try:
             return await self._obey(action)
         except (Conflict, NotFound) as error:

@@ -23,7 +23,7 @@ from sluice_operator.render.children import OwnerRef, engine_objects, gateway_de
 from sluice_operator.render.revision import Renderer, gateway_hash, revision_hash, role_data
 
 Object = Mapping[str, Any]
-NODES_AGE_S = 30.0
+NODES_AGE_S = 15.0
 _LISTED = (
     "Deployment",
     "ReplicaSet",

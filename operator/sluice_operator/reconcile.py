@@ -26,7 +26,7 @@ from sluice_operator.work import Key, Work
 
 WORKERS = 8
 # Seconds to the next look. Soon while something moves, for not everything that matters is told of by a watch.
-BUSY_S, SCALING_S, QUIET_S = 2.0, 5.0, 60.0
+BUSY_S, SCALING_S, UNREADY_S, QUIET_S = 2.0, 5.0, 10.0, 60.0
 Versions = Mapping[Key, int]
 log = logging.getLogger(__name__)
 
@@ -116,8 +116,10 @@ class Reconciler:
                 break
         if moved:
             return BUSY_S
-        scales = spec is not None and spec.decode.scaling.mode is ScalingMode.AUTO
-        return SCALING_S if scales else QUIET_S
+        if spec is not None and spec.decode.scaling.mode is ScalingMode.AUTO:
+            return SCALING_S
+        # What it waits for may be something that nobody watches: a node, a stranger's object that goes.
+        return UNREADY_S if observed.status.reason else QUIET_S
 
 
 def _key(item: Mapping[str, Any]) -> Key:

@@ -177,9 +177,9 @@ def test_an_evicted_pod_has_failed(client, namespace, nodes):
 
 
 def test_the_scheduler_looks_at_labels_and_gpus(client, namespace, nodes):
-    node(client, "gpu", {"nvidia.com/gpu.compute.major": "10"}, {"cpu": "64", "pods": "10", "nvidia.com/gpu": "8"})
+    node(client, "gpu", {"sluice.test/pool": "gpu"}, {"cpu": "64", "pods": "10", "nvidia.com/gpu": "8"})
     spec = {
-        "nodeSelector": {"nvidia.com/gpu.compute.major": "10"},
+        "nodeSelector": {"sluice.test/pool": "gpu"},
         "containers": [{"name": "main", "image": "x", "resources": {"limits": {"nvidia.com/gpu": 8}}}],
     }
     pods = f"/api/v1/namespaces/{namespace}/pods"

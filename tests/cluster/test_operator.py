@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from cluster_deployment import Served, condition, uids
+from cluster_deployment import Served, condition, image_of, uids
+from operator_cluster import with_tag
 from operator_process import OperatorProcess
 
 from sluice_operator.cluster import KINDS
@@ -175,6 +176,59 @@ def test_a_pod_that_crashes_is_told_with_its_last_words(operator, served):
     assert incident["message"] == "Wedged: rank 0 in step 7"
     events = served.client.items(KINDS["Event"].path(served.namespace) + "?fieldSelector=involvedObject.name=m")
     assert [e["reason"] for e in events if e["type"] == "Warning"] == ["EngineDied"]
+
+
+def test_a_revision_that_crashes_is_taken_back_and_the_good_one_serves_on(operator, served):
+    served.create(prefill={"replicas": 1}, decode={"replicas": 2})
+    served.until_served("1")
+    crashing = {"sluice.test/fail": "bad weights", "sluice.test/restarts": "3"}
+    served.change(image=with_tag("2"), decode={"template": {"metadata": {"annotations": crashing}}})
+    told = served.until("Progressing", "False", "RolledBack")
+    assert "CrashLoop" in told["message"]
+    served.until_children("Pod", lambda pods: [image_of(p)[-1] for p in pods].count("2") == 0)
+    # The crashes are told of, and nothing worse: what serves is whole.
+    assert served.condition("Degraded")["reason"] == "RecentIncidents"
+    events = served.client.items(KINDS["Event"].path(served.namespace) + "?fieldSelector=reason=RolledBack")
+    assert "bad weights" in events[0]["message"]
+    served.change(decode={"template": {"metadata": {"annotations": None}}})
+    served.until_served("2", timeout_s=150)
+
+
+def test_requests_that_wait_wake_a_deployment_that_sleeps(plane, served, namespace, tmp_path):
+    world = tmp_path / "world"
+    world.write_text("{}")
+    with OperatorProcess(plane, f"op-{namespace}", namespace, f"--world={world}"):
+        served.create(decode={"replicas": 0, "scaling": {"mode": "Auto", "auto": {"minReplicas": 0, "maxReplicas": 3}}})
+        served.until("DecodeReady", "False", "ScaledToZero")
+        world.write_text('{"queued": 3, "queue_age_ms": 900}')
+        served.until("Ready", "True")
+        there = served.client.get(served.path)
+        told = [(d["fromReplicas"], d["toReplicas"], d["reason"]) for d in there["status"]["scaling"]["decisions"]]
+        assert (0, 1, "FromZero") in told
+        assert there["spec"]["decode"]["replicas"] >= 1
+
+
+def test_gpus_of_the_right_kind_are_found_and_others_are_counted(plane, client, served, namespace):
+    major = "nvidia.com/gpu.compute.major"
+    gpu_node(client, f"hopper-{namespace}", {major: "9"})
+    with OperatorProcess(plane, f"op-{namespace}", namespace, "--nodes"):
+        served.create(accelerator={"type": "GPU", "gpu": {"computeMajor": [10]}})
+        told = served.until("Placed", "False", "NoNodeMatches")
+        assert "compute" in told["message"]
+        reasons = " ".join(client.get(served.path)["status"]["placement"]["reasons"])
+        assert "1 nodes fail: compute major in 10" in reasons
+        assert "nodes fail: node offers nvidia.com/gpu" in reasons
+        gpu_node(client, f"b200-{namespace}", {major: "10"})
+        served.until("Ready", "True", timeout_s=120)
+        assert {pod["spec"]["nodeName"] for pod in served.engines()} == {f"b200-{namespace}"}
+        assert client.get(served.path)["status"]["placement"]["matching"] == 1
+
+
+def gpu_node(client, name, labels):
+    sizes = {"cpu": "64", "memory": "1Ti", "pods": "100", "nvidia.com/gpu": "8"}
+    status = {"allocatable": sizes, "capacity": sizes}
+    body = {"kind": "Node", "metadata": {"name": name, "labels": labels}, "status": status}
+    client.create("/api/v1/nodes", body)
 
 
 def test_scale_to_zero_and_back(plane, operator, served):

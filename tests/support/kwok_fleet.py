@@ -5,9 +5,12 @@ An engine that is ready is idle and routed to; one that was told to drain is emp
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import sys
 import time
+from pathlib import Path
 
 from sluice_operator.__main__ import main
 from sluice_operator.apply import Applier
@@ -18,8 +21,10 @@ PAGES = 1000
 
 
 class KwokFleet:
-    def __init__(self):
-        self._draining = set()
+    """`world`: a file with what every gateway says of its queue, {"queued": 3, "queue_age_ms": 900}."""
+
+    def __init__(self, world):
+        self._draining, self._world = set(), world
 
     async def loads(self, pods, addresses):
         return {pod.name: self._load(pod) for pod in pods if pod.role in ENGINE_ROLES and pod.started}
@@ -31,7 +36,8 @@ class KwokFleet:
             if pod.role in ENGINE_ROLES and pod.ready and not pod.terminating
         )
         ready = [pod for pod in pods if pod.role is PodRole.GATEWAY and pod.ready and not pod.terminating]
-        return tuple(GatewayReport(pod.name, time.time(), engines=engines) for pod in ready)
+        queue = json.loads(self._world.read_text()) if self._world.exists() else {}
+        return tuple(GatewayReport(pod.name, time.time(), engines=engines, **queue) for pod in ready)
 
     async def drain(self, pod, address):
         self._draining.add(pod)
@@ -54,7 +60,10 @@ def die_after(actions):
 
 
 if __name__ == "__main__":
-    for option in [word for word in sys.argv if word.startswith("--die-after=")]:
-        sys.argv.remove(option)
-        die_after(int(option.partition("=")[2]))
-    sys.exit(main(fleet=KwokFleet()))
+    options = argparse.ArgumentParser(allow_abbrev=False)
+    options.add_argument("--die-after", type=int)
+    options.add_argument("--world", type=Path, default=Path("/nowhere"))
+    own, rest = options.parse_known_args()
+    if own.die_after is not None:
+        die_after(own.die_after)
+    sys.exit(main(rest, KwokFleet(own.world)))
