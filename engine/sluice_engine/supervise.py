@@ -236,6 +236,7 @@ class Supervisor:
                 return
             if status in (EXIT_SPEC, EXIT_UNAVAILABLE, EXIT_THREAD_DIED):
                 raise ChildDied("sidecar", status, str(last.get("reason")), str(last.get("detail")))
+            self.guard.forget("sidecar")
             self.guard.event(f"sidecar died with {status}; it is started again")
             now = loop.time()
             deaths = [t for t in deaths if now - t < SIDECAR_WINDOW_S] + [now]

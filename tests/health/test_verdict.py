@@ -300,7 +300,7 @@ def loading_engine() -> Engine:
 
 
 def test_loading_may_take_as_long_as_it_goes_on():
-    assert not loading_engine().run(1800).is_fatal
+    assert not loading_engine().run(300).is_fatal
 
 
 def test_a_start_that_loads_nothing_further_is_named():

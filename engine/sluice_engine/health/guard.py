@@ -126,6 +126,12 @@ class Guard:
         self.event(f"{gone.process} ended with {gone.status} {gone.reason}")
         self.watch.exited(gone)
 
+    def forget(self, process: str) -> None:
+        """It has ended as it may, and is started again: its rows are nobody's until then."""
+        for watched in self.service.watched:
+            if watched.process == process:
+                self.recorder.row(watched.name).forget()
+
     # -- readiness -------------------------------------------------------------------------------------------------
 
     @property

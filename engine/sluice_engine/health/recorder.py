@@ -83,6 +83,10 @@ class Row:
         self._doing[: len(data)] = data
         self._doing[len(data) :] = bytes(layout.DOING_BYTES - len(data))
 
+    def forget(self) -> None:
+        """By whoever reaped its process: there is nobody to watch until the next life begins."""
+        self._numbers[self._base + Field.STATE] = State.ABSENT
+
     def end(self, failed: bool = False) -> None:
         """The loop is over. Its phase stays, and PHASE_SINCE says when it ended: who was first brought others about."""
         self._numbers[self._base + Field.PHASE_SINCE] = time.monotonic_ns()
