@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from cluster_deployment import Served, condition, is_ending, uids
+from cluster_deployment import Served, condition, image_of, is_ending, uids
 from control_plane import ControlPlane
 from operator_process import OperatorProcess
 from stopped import stop_process
@@ -155,27 +155,40 @@ def is_ready(pod):
 
 
 @pytest.mark.timeout(560)
-def test_killed_and_robbed_after_every_action_the_end_is_the_same(plane, client, served, namespace):
+def test_killed_and_robbed_after_every_action_the_end_is_the_same(plane, served, namespace, tmp_path):
     """Each life of the operator carries out one action; then it dies, and somebody wipes status and annotations."""
-    served.create()
-    user = f"mortal-{namespace}"
-    lease = KINDS["Lease"].path(namespace, LEASE)
-    lives = 0
-    with OperatorProcess(plane, user, namespace, "--die-after=1") as operator:
-        while True:
-            code = operator.wait(60)
-            lives += 1
-            assert code == 9, operator.text()[-3000:]
-            client.merge(served.path, {"metadata": {"annotations": None}})
-            client.merge(f"{served.path}/status", {"status": None})
-            client.delete(lease)
-            if "write status" in operator.text().splitlines()[-1]:
-                break  # all that plan still wanted was to say how it is
-            assert lives < 60, operator.text()[-3000:]
-            operator.start()
-    assert lives > 20
+    served.create(decode={"replicas": 2})
+    with OperatorProcess(
+        plane, f"mortal-{namespace}", namespace, "--die-after=1", f"--drained={tmp_path / 'd'}"
+    ) as one:
+        assert live_and_die(one, served, lambda: is_served(served, "1")) > 25
+        served.roll_to("2")
+        one.start()
+        assert live_and_die(one, served, lambda: is_served(served, "2")) > 15
     with OperatorProcess(plane, f"final-{namespace}", namespace) as final:
         final.wait_for("leading")
-        served.until_served("1")
-    numbers = {kind: len(list(served.children(kind))) for kind in ("Deployment", "ControllerRevision", "Secret")}
-    assert numbers == {"Deployment": 3, "ControllerRevision": 1, "Secret": 5}
+        served.until_served("2")
+        numbers = {kind: len(list(served.children(kind))) for kind in ("Deployment", "ConfigMap", "Secret")}
+        assert numbers == {"Deployment": 3, "ConfigMap": 2, "Secret": 5}
+        revisions = [r["metadata"]["labels"]["sluice.dev/verdict"] for r in served.children("ControllerRevision")]
+        assert revisions == ["good", "good"]
+
+
+def live_and_die(operator, served, is_done):
+    """How many lives it took until only the status was left to be written, which is wiped each time."""
+    for life in range(1, 100):
+        assert operator.wait(60) == 9, operator.text()[-3000:]
+        served.client.merge(served.path, {"metadata": {"annotations": None}})
+        served.client.merge(f"{served.path}/status", {"status": None})
+        # Nobody else waits for it: a standby would have to.
+        served.client.delete(KINDS["Lease"].path(served.namespace, LEASE))
+        if "write status" in operator.text().splitlines()[-1] and is_done():
+            return life
+        operator.start()
+    raise AssertionError(operator.text()[-3000:])
+
+
+def is_served(served, tag):
+    """By pods of that image alone, all of them ready."""
+    pods = served.engines()
+    return len(pods) == 3 and {image_of(pod)[-1] for pod in pods} == {tag} and all(is_ready(pod) for pod in pods)

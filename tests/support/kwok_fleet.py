@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -21,10 +22,12 @@ PAGES = 1000
 
 
 class KwokFleet:
-    """`world`: a file with what every gateway says of its queue, {"queued": 3, "queue_age_ms": 900}."""
+    """`world`: a file with what every gateway says of its queue, {"queued": 3, "queue_age_ms": 900}. `drained`: one
+    with the names of pods that were told to drain, for engines remember that when the operator does not."""
 
-    def __init__(self, world):
-        self._draining, self._world = set(), world
+    def __init__(self, world, drained):
+        self._world, self._drained = world, drained
+        self._draining = set(drained.read_text().split()) if drained.exists() else set()
 
     async def loads(self, pods, addresses):
         return {pod.name: self._load(pod) for pod in pods if pod.role in ENGINE_ROLES and pod.started}
@@ -41,6 +44,7 @@ class KwokFleet:
 
     async def drain(self, pod, address):
         self._draining.add(pod)
+        self._drained.write_text("\n".join(self._draining))
 
     def _load(self, pod):
         return Load(total_pages=PAGES, draining=pod.name in self._draining, empty=True)
@@ -63,7 +67,8 @@ if __name__ == "__main__":
     options = argparse.ArgumentParser(allow_abbrev=False)
     options.add_argument("--die-after", type=int)
     options.add_argument("--world", type=Path, default=Path("/nowhere"))
+    options.add_argument("--drained", type=Path, default=Path(tempfile.mkdtemp()) / "drained")
     own, rest = options.parse_known_args()
     if own.die_after is not None:
         die_after(own.die_after)
-    sys.exit(main(rest, KwokFleet(own.world)))
+    sys.exit(main(rest, KwokFleet(own.world, own.drained)))
