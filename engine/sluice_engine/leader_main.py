@@ -110,6 +110,7 @@ class LeaderProcess:
         say(
             "ready",
             role=spec.role.value,
+            fingerprint=self.resolved.fingerprint.digest.hex(),
             address=address,
             source_address=self.transport.source_address if self.transport else "",
             pid=os.getpid(),

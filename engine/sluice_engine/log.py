@@ -52,6 +52,7 @@ def configure(log_format: LogFormat, service: str, stream: TextIO | None = None)
     handler.setFormatter(_Formatter(service, log_format is LogFormat.JSON))
     _logger.addHandler(handler)
     _logger.setLevel(logging.INFO)
+    logging.root.handlers[:] = [handler]  # what libraries say comes in the same form
 
 
 def info(event: str, **fields: object) -> None:

@@ -45,8 +45,8 @@ from sluice_records import RecordKind
 if TYPE_CHECKING:
     from sluice_engine.leader import Leader
 
-# A room that makes no end in this time is given up; the gateway's own deadline is usually shorter.
-LEASE_TTL_MS = 300_000
+# The last resort: whoever hangs is named long before by his own supervisor, and a prefill may be slow and healthy.
+LEASE_TTL_MS = 3_600_000
 # Of each side, in a mirror of fixed size.
 MAX_DESCRIBED = 128
 

@@ -32,7 +32,7 @@ from sluice_engine.health.watched import Reason, engine_rows
 from sluice_engine.pool import create_memory
 from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, say
 from sluice_engine.spec import EngineSpec, load_spec, resolve
-from sluice_engine.supervision import announce, child_events, policy_of, probe_url
+from sluice_engine.supervision import announce, child_events, policy_of, ports_of, probe_url, without_secrets
 from sluice_engine.transfer.sidecar import EXIT_LEADER_GONE, EXIT_SPEC, EXIT_THREAD_DIED, EXIT_UNAVAILABLE
 from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, write_spec
 from sluice_engine.transfer.verify import VerifyLevel, VerifyPolicy
@@ -44,6 +44,7 @@ STOP_S = 25.0
 ZYGOTE_START_S = 120.0
 # One death brings others about: so long the last words of all are waited for before one of them is blamed.
 SETTLE_S = 0.5
+CAUSE_S = 3.0
 
 
 class ChildDied(Exception):
@@ -89,7 +90,7 @@ class Supervisor:
         spec = json.loads(msgspec.json.encode(self.spec))
         processes = {name: {"pid": p.pid, "status": p.returncode} for name, p in self._processes.items()}
         return {
-            "spec": spec | {"key": "(not told)"},
+            "spec": spec | {"key": "(not told)", "otlp": without_secrets(self.spec.otlp)},
             "facts": dict(self._resolved.facts),
             "ready": self._fingerprint,
             "processes": processes | {f"rank{rank}": {"pid": pid} for rank, pid in self._rank_pids.items()},
@@ -146,7 +147,10 @@ class Supervisor:
         ended.cancel()
         if watching.done() and not watching.cancelled():
             return watching.result()
-        if leader.returncode in (None, 0, -signal.SIGTERM):  # it may not yet have had a handler for ours
+        if leader.returncode is None:
+            watching.cancel()
+            return self.guard.stalled_drain("leader.loop", STOP_S)
+        if leader.returncode in (0, -signal.SIGTERM):  # it may not yet have had a handler for ours
             return None
         await asyncio.wait(children, timeout=SETTLE_S, return_when=asyncio.ALL_COMPLETED)
         self.guard.exited(_blamed(Exit("leader", leader.returncode, *self._last_words.get("leader", ()))))
@@ -158,7 +162,13 @@ class Supervisor:
         if watching.done():
             return watching.result()
         await asyncio.wait(children, timeout=SETTLE_S, return_when=asyncio.ALL_COMPLETED)
-        deaths = [error for task in children if task.done() and (error := task.exception()) is not None]
+        deadline = asyncio.get_running_loop().time() + CAUSE_S
+        while (deaths := _deaths(children)) and all(_has_followed(error) for error in deaths):
+            # Whom it followed has not been reaped yet.
+            rest, left = [task for task in children if not task.done()], deadline - asyncio.get_running_loop().time()
+            if not rest or left <= 0:
+                break
+            await asyncio.wait(rest, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         for error in deaths:
             if not isinstance(error, ChildDied):
                 raise error
@@ -194,7 +204,7 @@ class Supervisor:
         async for event in child_events(process):
             if event["event"] == "ready":
                 self._fingerprint = event
-                self.guard.started()
+                self.guard.started(*ports_of(event["address"], event["source_address"]))
                 event |= {"probes": self.guard.probe_port, "debug": self.guard.debug_port}
             elif event["event"] == "died":
                 self._last_words[name] = str(event.get("reason")), str(event.get("detail"))
@@ -226,6 +236,7 @@ class Supervisor:
                 return
             if status in (EXIT_SPEC, EXIT_UNAVAILABLE, EXIT_THREAD_DIED):
                 raise ChildDied("sidecar", status, str(last.get("reason")), str(last.get("detail")))
+            self.guard.forget("sidecar")
             self.guard.event(f"sidecar died with {status}; it is started again")
             now = loop.time()
             deaths = [t for t in deaths if now - t < SIDECAR_WINDOW_S] + [now]
@@ -324,6 +335,15 @@ class Supervisor:
                 process.kill()
         for process in self._processes.values():
             await process.wait()
+
+
+def _deaths(children: list[asyncio.Task[Any]]) -> list[BaseException]:
+    return [error for task in children if task.done() and (error := task.exception()) is not None]
+
+
+def _has_followed(error: BaseException) -> bool:
+    """A process that ended with 0 did so because another one had gone."""
+    return isinstance(error, ChildDied) and error.exit.status == 0
 
 
 def _first_cause(exits: list[Exit]) -> list[Exit]:

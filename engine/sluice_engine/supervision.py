@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -44,6 +45,16 @@ def announce(guard: Guard, host: str) -> None:
         probes=probe_url(guard, host),
         debug=f"http://127.0.0.1:{guard.debug_port}",
     )
+
+
+def ports_of(*addresses: object) -> list[int]:
+    """Of `host:port` or URLs; an empty one has none."""
+    return [int(str(address).rpartition(":")[2].strip("/")) for address in addresses if address]
+
+
+def without_secrets(text: str) -> str:
+    """User and password of a URL are nobody's business but the collector's."""
+    return re.sub(r"(\w+://)[^/@\s]+@", r"\1(not told)@", text)
 
 
 async def child_events(process: asyncio.subprocess.Process) -> AsyncIterator[dict[str, object]]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from collections import deque
 from collections.abc import Iterator
-from contextlib import suppress
 
 _LENGTH = struct.Struct("<I")
 # A step record that binds a prompt of 1M tokens takes about 5 MiB.
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _RECEIVE = 1 << 18
-_TIMEVAL = struct.Struct("ll")
 
 
 class FrameError(Exception):
@@ -32,23 +31,19 @@ class FrameSocket:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._patience_ms = 0
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
         self._ended = False
         self._buffer = bytearray()
         self._frames: deque[bytes] = deque()
 
     def wait(self, timeout_ms: int) -> bool:
-        """Whether a frame or the end of the stream is there, within the time since the last byte came. The kernel keeps
-        the time: one system call a frame. Raises FrameError."""
-        if timeout_ms != self._patience_ms:
-            self._patience_ms = timeout_ms
-            seconds, rest = divmod(timeout_ms, 1000)
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(seconds, rest * 1000))
+        """Whether a frame or the end of the stream is there, within the time since the last byte came; signals that
+        come meanwhile do not lengthen it, as they would a socket's own time-out. Raises FrameError."""
         while not self._frames and not self._ended:
-            try:
-                self._read()
-            except BlockingIOError:
+            if not self._poll.poll(timeout_ms):
                 return False
+            self._read()
         return True
 
     def receive(self) -> bytes | None:
@@ -56,8 +51,7 @@ class FrameSocket:
         while not self._frames:
             if self._ended:
                 return None
-            with suppress(BlockingIOError):
-                self._read()
+            self._read()
         return self._frames.popleft()
 
     def _read(self) -> None:

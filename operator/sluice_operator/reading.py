@@ -71,7 +71,7 @@ def read_pod(item: Object) -> Pod | None:
     if role is None:
         return None
     labels = _object(meta.get("labels"))
-    conditions = {c.get("type"): c for c in _list(status.get("conditions"))}
+    conditions = {str(c.get("type")): c for c in _list(status.get("conditions"))}
     main = _container(_list(status.get("containerStatuses")))
     waiting = _object(_object(main.get("state")).get("waiting"))
     ready, gate, placed = (_object(conditions.get(n)) for n in ("Ready", names.READINESS_GATE, "PodScheduled"))

@@ -87,7 +87,25 @@ async def test_an_error_in_the_pool_is_progress_all_the_same(recorder: Recorder)
     with pytest.raises(ValueError, match="not UTF-8"):
         await marks.tokenize(20_000, refuse)
     row = Copy(recorder.view).rows()["gateway.tokenizer"]
-    assert (row.pending, row.progress) == (0, 1)
+    assert (row.pending, row.progress) == (0, 2)  # the next one is the oldest
+
+
+async def test_a_prompt_that_is_stuck_is_not_hidden_by_others_that_move(recorder: Recorder) -> None:
+    marks, stuck = GatewayMarks(recorder), threading.Event()
+    marks.begin()
+    hanging = asyncio.create_task(marks.tokenize(20_000, lambda: stuck.wait(30)))
+    await asyncio.sleep(0)
+    try:
+        told = set()
+        for _ in range(5):
+            await marks.tokenize(20_000, lambda: None)
+            row = Copy(recorder.view).rows()["gateway.tokenizer"]
+            told.add((row.pending, row.progress))
+        assert told == {(1, 1)}
+    finally:
+        stuck.set()
+        await hanging
+    assert Copy(recorder.view).rows()["gateway.tokenizer"].progress == 7
 
 
 def test_a_choice_that_could_go_and_does_not_is_a_starved_queue(recorder: Recorder) -> None:

@@ -124,8 +124,23 @@ def test_a_full_disk_leaves_nothing_half_done(tmp_path, recorder) -> None:
     assert list((tmp_path / "evidence").iterdir()) == []
 
 
+def test_what_somebody_put_beside_the_bundles_is_left_alone(tmp_path, recorder) -> None:
+    bundle(tmp_path, recorder)
+    archive = tmp_path / "evidence" / "incident-0001.tgz"
+    archive.write_bytes(b"x")
+    for _ in range(3):
+        bundle(tmp_path, recorder, limits=EvidenceLimits(bundles=2))
+    assert archive.exists()
+    assert sum(path.is_dir() for path in (tmp_path / "evidence").iterdir()) == 2
+
+
+def test_a_bundle_is_private_also_in_a_folder_that_is_not(tmp_path, recorder) -> None:
+    (tmp_path / "evidence").mkdir(mode=0o755)
+    assert bundle(tmp_path, recorder).stat().st_mode & 0o077 == 0
+
+
 def test_what_a_killed_supervisor_left_unfinished_is_removed(tmp_path, recorder) -> None:
-    left = tmp_path / "evidence" / ".writing-incident-0001-X"
+    left = tmp_path / "evidence" / ".writing-incident-0001-DeviceStuck"
     left.mkdir(parents=True)
     (left / "recorder.bin").write_bytes(b"half")
     bundle(tmp_path, recorder)
@@ -164,6 +179,9 @@ def test_incidents_survive_and_a_damaged_line_is_left_out(tmp_path) -> None:
     note_incident(tmp_path, incident(1))
     with (tmp_path / "incidents.jsonl").open("a") as file:
         file.write("not json\n{}\n")
+        file.write('{"boot":"b","at_s":null,"reason":"","culprit":"","message":""}\n')
+    with (tmp_path / "incidents.jsonl").open("ab") as raw:
+        raw.write(b"\xff\xfe\n")
     assert note_incident(tmp_path, incident(2)) == [incident(1), incident(2)]
     assert read_incidents(tmp_path) == [incident(1), incident(2)]
     assert boot_id()

@@ -79,9 +79,9 @@ def test_rows_and_blobs_of_all_do_not_overlap(recorder: Recorder) -> None:
     assert len(copy.events()) == len(Writer) * layout.EVENTS
 
 
-def test_a_mirror_that_does_not_fit_says_so(recorder: Recorder) -> None:
+def test_a_mirror_that_does_not_fit_is_none(recorder: Recorder) -> None:
     recorder.mirror(Blob.BOOKS, "x" * layout.BLOB_BYTES)
-    assert Copy(recorder.view).mirror(Blob.BOOKS).value == {"too_long": layout.BLOB_BYTES + 2}
+    assert Copy(recorder.view).mirror(Blob.BOOKS).value is None
 
 
 def test_a_writer_that_died_in_the_middle_of_a_mirror_leaves_none(recorder: Recorder) -> None:
@@ -175,6 +175,15 @@ def test_a_recorder_is_on_disk_before_it_is_used(tmp_path: Path) -> None:
     """A sparse file on a full disk would end its writers by SIGBUS."""
     recorder = Recorder.create(tmp_path / "recorder", NAMES)
     assert recorder.path.stat().st_blocks * 512 >= layout.FILE_BYTES
+
+
+def test_text_that_is_no_unicode_is_told_all_the_same(recorder: Recorder) -> None:
+    row = recorder.row("leader.loop")
+    row.begin()
+    row.doing("a path \udcff")
+    recorder.event(Writer.LEADER, "died: \udcff")
+    assert Copy(recorder.view).rows()["leader.loop"].doing == "a path ?"
+    assert Copy(recorder.view).events()[0].text == "died: ?"
 
 
 def test_marks_cost_nothing_but_stores_where_nobody_watches() -> None:

@@ -276,6 +276,7 @@ def test_a_row_whose_logits_are_no_numbers_fails_alone(make_checkpoint: Any, sam
     assert 1 in sick.step(RowWork(1, 0, (7, 8), True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.01, 1.0])
 def test_no_poisoned_weight_ends_the_rank(make_checkpoint: Any, share: float) -> None:
     """Selections and gathers over numbers that are none: the rows fail, whichever tensor it is."""

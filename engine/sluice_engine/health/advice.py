@@ -56,6 +56,14 @@ ADVICE: Mapping[Reason, Advice] = {
         "copies to or from a cache tier do not move",
         "Look at the tier's storage or its server; the engine serves without the tier when it is turned off.",
     ),
+    Reason.NOT_ACCEPTING: Advice(
+        "connections wait at the port of a leader or gateway, and none of them is accepted",
+        "Look at the process's open files against its limit (`*.proc`: limits, and /proc/PID/fd): raise `nofile`.",
+    ),
+    Reason.DRAIN_STALLED: Advice(
+        "a process that was asked to end did not, within more time than its drain may take",
+        "Read its stack; what it was finishing is lost, and its clients have been sent elsewhere or told.",
+    ),
     Reason.TOKENIZER_STUCK: Advice(
         "a prompt has been in the gateway's tokenizer pool far longer than its length explains",
         "Read the stacks of the gateway's pool threads; keep the prompt, if you may, to reproduce it.",

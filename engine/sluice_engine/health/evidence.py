@@ -46,11 +46,13 @@ def write_bundle(
     """The bundle's path. Raises OSError (disk full); what was written of an unfinished one is removed. Blocks for up to
     STACKS_S. `about`: config without secrets, fingerprint, versions."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may hold prompts
+    for path in folder.glob(f"{UNFINISHED}*"):  # of a supervisor that was killed while it wrote
+        shutil.rmtree(path, ignore_errors=True)
     number = 1 + max((_number(path) for path in folder.glob(f"{PREFIX}*")), default=0)
     name = f"{PREFIX}{number:04d}-{verdict.reason or verdict.kind.value}"
     fresh = folder / f"{UNFINISHED}{name}"
     try:
-        fresh.mkdir()
+        fresh.mkdir(mode=0o700)
         reach()
         (fresh / RECORDER_FILE).write_bytes(bytes(recorder.view))
         (fresh / VERDICT_FILE).write_text(json.dumps(verdict.as_dict() | {"message": str(verdict)}, indent=1) + "\n")
@@ -74,10 +76,8 @@ def _write_processes(fresh: Path, run_dir: Path, pids: Mapping[str, int]) -> Non
 
 
 def prune(folder: Path, limits: EvidenceLimits) -> None:
-    """Oldest first, by number."""
-    for path in folder.glob(f"{UNFINISHED}*"):
-        shutil.rmtree(path, ignore_errors=True)
-    bundles = sorted(folder.glob(f"{PREFIX}*"), key=_number)
+    """Oldest first, by number. What is no bundle is somebody else's, and stays."""
+    bundles = sorted((path for path in folder.glob(f"{PREFIX}*") if path.is_dir()), key=_number)
     sizes = [sum(file.stat().st_size for file in bundle.iterdir()) for bundle in bundles]
     while len(bundles) > 1 and (len(bundles) > limits.bundles or sum(sizes) > limits.nbytes):
         shutil.rmtree(bundles.pop(0), ignore_errors=True)

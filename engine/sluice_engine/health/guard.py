@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from sluice_engine import hooks
+from sluice_engine.health.backlog import AcceptMarks
 from sluice_engine.health.evidence import EvidenceLimits, write_bundle
 from sluice_engine.health.incidents import (
     Incident,
@@ -26,17 +27,19 @@ from sluice_engine.health.incidents import (
     seconds_since_boot,
 )
 from sluice_engine.health.layout import FILE_NAME, Readiness, Writer
-from sluice_engine.health.reading import Exit
+from sluice_engine.health.reading import Copy, Exit
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.status import debug_routes, probe_routes
-from sluice_engine.health.verdict import Budgets, Kind, Verdict
+from sluice_engine.health.verdict import Budgets, Kind, Verdict, describe_doing
 from sluice_engine.health.watch import PERIOD_S, Watch
-from sluice_engine.health.watched import Watched
+from sluice_engine.health.watched import Reason, Watched
 from sluice_engine.probes import ProbeServer
 from sluice_engine.processes import say
 
 EXIT_DEAD, EXIT_WEDGED = 1, 3
 EVIDENCE_S = 10.0
+# A lease thread that has not turned for so long is no reason to end anything, but one to send nobody new.
+LEASE_SILENT_S = 4.0
 # Kubernetes keeps the last 4096 bytes of a termination message.
 MAX_MESSAGE_BYTES = 4096
 T = TypeVar("T")
@@ -96,6 +99,8 @@ class Guard:
         self.service, self.policy = service, policy
         self.recorder = Recorder.create(service.run_dir / FILE_NAME, [row.name for row in service.watched])
         self.watch = Watch(self.recorder, service.watched, policy.budgets, clock)
+        names = [row.name for row in service.watched if row.frozen is Reason.NOT_ACCEPTING]
+        self.accepts = [AcceptMarks(self.recorder.row(name)) for name in names]
         self.draining = False
         self.collecting = False
         self.quarantined = False
@@ -121,25 +126,41 @@ class Guard:
         self.event(f"{gone.process} ended with {gone.status} {gone.reason}")
         self.watch.exited(gone)
 
+    def forget(self, process: str) -> None:
+        """It has ended as it may, and is started again: its rows are nobody's until then."""
+        for watched in self.service.watched:
+            if watched.process == process:
+                self.recorder.row(watched.name).forget()
+
     # -- readiness -------------------------------------------------------------------------------------------------
 
     @property
     def is_ready(self) -> bool:
         verdict = self.watch.verdict
-        return self.watch.started and not (self.draining or self.collecting or self.quarantined or verdict.is_fatal)
+        silent = self.watch.lease_silent_s > LEASE_SILENT_S
+        away = self.draining or self.collecting or self.quarantined or silent
+        return self.watch.started and not (away or verdict.is_fatal)
 
     @property
     def is_live(self) -> bool:
         """While evidence is collected or quarantine holds (both bounded) nobody should kill us."""
         return self.collecting or self.quarantined or not self.watch.verdict.is_fatal
 
-    def started(self) -> None:
+    def started(self, *ports: int) -> None:
+        """`ports`: where the process that is guarded accepts."""
+        for accept in self.accepts:
+            accept.listen(*ports)
         self.watch.started = True
         self.tell_readiness()
 
     def drain(self) -> None:
         self.draining = True
         self.tell_readiness()
+
+    def stalled_drain(self, name: str, budget_s: float) -> Verdict:
+        """What was asked to end has not, within more than it may take: it hangs, whatever the floor is."""
+        row = Copy(self.recorder.view).rows()[name]
+        return Verdict(Kind.WEDGED, Reason.DRAIN_STALLED, name, describe_doing(row), budget_s, budget_s, row.pending)
 
     def tell_readiness(self) -> None:
         word = Readiness.READY if self.is_ready else Readiness.NOT_READY if self.watch.started else Readiness.STARTING
@@ -157,6 +178,8 @@ class Guard:
         last = Kind.IDLE
         while True:
             hooks.reach("supervisor.turn")
+            for accept in self.accepts:
+                accept.look()
             verdict = self.watch.look()
             if verdict.kind is not last:
                 if Kind.SLOW in (verdict.kind, last) or verdict.is_fatal:
@@ -214,7 +237,7 @@ class Guard:
     def _write_message(self, message: str, bundle: str) -> None:
         path = self.policy.termination_path or self.service.run_dir / "termination-log"
         try:
-            path.write_bytes(f"{message}; {bundle}\n".encode()[:MAX_MESSAGE_BYTES])
+            path.write_bytes(f"{message}; {bundle}\n".encode(errors="replace")[:MAX_MESSAGE_BYTES])
         except OSError as error:
             print(f"{path}: {error}; the message was: {message}", file=sys.stderr, flush=True)
 

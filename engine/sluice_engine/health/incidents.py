@@ -50,14 +50,15 @@ def seconds_since_boot() -> float:
 def read_incidents(folder: Path) -> list[Incident]:
     """Oldest first; a line that cannot be read is left out."""
     try:
-        lines = (folder / FILE_NAME).read_text().splitlines()
+        lines = (folder / FILE_NAME).read_text(errors="replace").splitlines()
     except OSError:
         return []
     found = []
     for line in lines[-MAX_KEPT:]:
         try:
-            found.append(Incident(**json.loads(line)))
-        except (ValueError, TypeError):
+            told = json.loads(line)
+            found.append(Incident(**told | {"at_s": float(told["at_s"])}))
+        except (ValueError, TypeError, KeyError):
             continue
     return found
 

@@ -109,7 +109,7 @@ class EventReading:
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """`value` None: never written, or its writer died in the middle of writing it."""
+    """`value` None: never written, too long for its place, or its writer died in the middle of writing it."""
 
     at_ns: int
     value: Any
@@ -174,9 +174,10 @@ class Copy:
             data = bytes(self._bytes[start : start + length])
             if before and before % 2 == 0 and self._numbers[base] == before:
                 try:
-                    return Mirror(at_ns, json.loads(data))
+                    value = json.loads(data)
                 except ValueError:
                     break
+                return Mirror(at_ns, None if isinstance(value, dict) and "too_long" in value else value)
         return Mirror(0, None)
 
     def steps(self) -> list[StepReading]:

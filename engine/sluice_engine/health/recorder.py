@@ -79,9 +79,13 @@ class Row:
 
     def doing(self, text: str) -> None:
         """A few words for people, cut at DOING_BYTES."""
-        data = text.encode()[: layout.DOING_BYTES]
+        data = text.encode(errors="replace")[: layout.DOING_BYTES]
         self._doing[: len(data)] = data
         self._doing[len(data) :] = bytes(layout.DOING_BYTES - len(data))
+
+    def forget(self) -> None:
+        """By whoever reaped its process: there is nobody to watch until the next life begins."""
+        self._numbers[self._base + Field.STATE] = State.ABSENT
 
     def end(self, failed: bool = False) -> None:
         """The loop is over. Its phase stays, and PHASE_SINCE says when it ended: who was first brought others about."""
@@ -212,7 +216,7 @@ class Recorder:
         """A line into the writer's ring; from one thread of its process, or under its interpreter lock."""
         number = self._next_event[writer] = self._next_event[writer] + 1
         at = layout.event_at(writer, number % layout.EVENTS)
-        data = text.encode()[: layout.EVENT_TEXT_BYTES].ljust(layout.EVENT_TEXT_BYTES, b"\0")
+        data = text.encode(errors="replace")[: layout.EVENT_TEXT_BYTES].ljust(layout.EVENT_TEXT_BYTES, b"\0")
         base, start = at // W, at + 2 * W
         self._numbers[base] = 0
         self._bytes[start : start + layout.EVENT_TEXT_BYTES] = data

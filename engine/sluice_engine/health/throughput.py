@@ -4,6 +4,9 @@ from __future__ import annotations
 
 SMALL_STEP_TOKENS = 64
 WEIGHT = 0.1  # of the newest step in the moving averages
+# A step counts as at most so many times what was expected of it: one pause of the whole machine must not be what all
+# budgets follow from then on, and what has become slow for good gets there in a few steps.
+SURPRISE = 4.0
 
 
 class Throughput:
@@ -18,13 +21,15 @@ class Throughput:
 
     def measured(self, tokens: int, ns: int) -> None:
         """The averages follow slower steps at once and faster ones slowly: a budget should rather be too long."""
+        if self._base:
+            ns = min(ns, int(SURPRISE * self.expected(tokens)))
         if tokens <= SMALL_STEP_TOKENS or not self._base:
-            self._base = _follow(self._base, ns)
+            self._base = follow(self._base, ns)
             if tokens >= self._most_tokens:
-                self._bound = _follow(self._bound if tokens == self._most_tokens else 0.0, ns / max(1, tokens))
+                self._bound = follow(self._bound if tokens == self._most_tokens else 0.0, ns / max(1, tokens))
                 self._most_tokens = tokens
         if tokens > SMALL_STEP_TOKENS:
-            self._per_token = _follow(self._per_token, max(0.0, ns - self._base) / tokens)
+            self._per_token = follow(self._per_token, max(0.0, ns - self._base) / tokens)
 
     def expected(self, tokens: int) -> int:
         """Of a step with so many tokens in. Until a large step was seen, a token's part is at most what the largest of
@@ -34,5 +39,6 @@ class Throughput:
         return int(self._base + (self._per_token or self._bound) * tokens)
 
 
-def _follow(average: float, value: float) -> float:
+def follow(average: float, value: float) -> float:
+    """A moving average that goes up at once and down slowly."""
     return value if value > average else (1 - WEIGHT) * average + WEIGHT * value

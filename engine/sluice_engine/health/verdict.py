@@ -113,10 +113,12 @@ def _dead_processes(after: Reading, watched: Sequence[Watched]) -> Iterable[Verd
         last_words = "" if gone.reason in _REASONS else gone.reason
         detail = ": ".join(part for part in (status, last_words, gone.detail) if part)
         if failed is not None:
-            yield Verdict(Kind.DEAD, _reason_of_end(failed.name, watched), failed.name, _doing(failed), detail=detail)
+            yield Verdict(
+                Kind.DEAD, _reason_of_end(failed.name, watched), failed.name, describe_doing(failed), detail=detail
+            )
             continue
         reason = gone.reason if gone.reason in _REASONS else _reason_of_death(gone.process)
-        yield Verdict(Kind.DEAD, reason, gone.process, _doing(rows[0]) if rows else "", detail=detail)
+        yield Verdict(Kind.DEAD, reason, gone.process, describe_doing(rows[0]) if rows else "", detail=detail)
 
 
 def _reason_of_death(process: str) -> str:
@@ -136,7 +138,7 @@ def _dead_threads(before: Reading, after: Reading, watched: Sequence[Watched]) -
             continue
         was_gone = old is not None and old.life == row.life and old.thread is Thread.GONE
         if row.state is State.FAILED or (row.state is State.RUNNING and row.thread is Thread.GONE and was_gone):
-            yield Verdict(Kind.DEAD, _reason_of_end(row.name, watched), row.name, _doing(row), detail=row.doing)
+            yield Verdict(Kind.DEAD, _reason_of_end(row.name, watched), row.name, describe_doing(row), detail=row.doing)
 
 
 def _reason_of_end(name: str, watched: Sequence[Watched]) -> Reason:
@@ -165,7 +167,7 @@ def _frozen_loops(before: Reading, after: Reading, budgets: Budgets, watched: Se
         computing = [loop for loop in together if loop[4] > MIN_SHARE * loop[2]]
         thread, row, age, budget, _ = max(computing, key=lambda loop: loop[4], default=together[0])
         reason, culprit = _reason_of_frozen(thread, row)
-        yield Verdict(Kind.WEDGED, reason, culprit, _doing(row), age, budget, row.pending, _stopped(row))
+        yield Verdict(Kind.WEDGED, reason, culprit, describe_doing(row), age, budget, row.pending, _stopped(row))
     for thread, row, age, budget, _ in frozen:
         yield from _judge_slow(age, budget, budgets.slow, _reason_of_frozen(thread, row), row)
 
@@ -233,14 +235,14 @@ def _last_to_start(after: Reading, watched: Sequence[Watched]) -> RowReading:
 def _judge(age: float, budget: float, slow: float, blame: tuple[str, str], row: RowReading) -> Iterable[Verdict]:
     reason, culprit = blame
     if age > budget:
-        yield Verdict(Kind.WEDGED, reason, culprit, _doing(row), age, budget, row.pending, _stopped(row))
+        yield Verdict(Kind.WEDGED, reason, culprit, describe_doing(row), age, budget, row.pending, _stopped(row))
     else:
         yield from _judge_slow(age, budget, slow, blame, row)
 
 
 def _judge_slow(age: float, budget: float, slow: float, blame: tuple[str, str], row: RowReading) -> Iterable[Verdict]:
     if row.pending and slow * budget < age <= budget:
-        yield Verdict(Kind.SLOW, *blame, _doing(row), age, budget, row.pending)
+        yield Verdict(Kind.SLOW, *blame, describe_doing(row), age, budget, row.pending)
 
 
 def _expected(row: RowReading, after: Reading) -> int:
@@ -255,7 +257,8 @@ def _same_life(old: RowReading, row: RowReading) -> bool:
     return old.life == row.life and old.state is State.RUNNING and row.state is State.RUNNING
 
 
-def _doing(row: RowReading) -> str:
+def describe_doing(row: RowReading) -> str:
+    """Its last phase and words."""
     phase = row.phase.name.lower()
     return f"{phase}: {row.doing}" if row.doing else phase
 

@@ -8,8 +8,8 @@ from sluice_engine.health.layout import State
 from sluice_engine.health.proc import look_at_thread
 from sluice_engine.health.reading import Copy, Exit, Look, Reading, RowReading, carry, look_at_threads
 from sluice_engine.health.recorder import Recorder
-from sluice_engine.health.verdict import IDLE, Budgets, Kind, Verdict, verdict
-from sluice_engine.health.watched import Watched
+from sluice_engine.health.verdict import IDLE, Budgets, Verdict, verdict
+from sluice_engine.health.watched import LEASE_THREAD, Watched
 
 PERIOD_S = 0.25
 # A reader that did not run itself for longer than this has seen nothing of what the others did meanwhile.
@@ -18,9 +18,10 @@ MAX_WINDOW_S = 3600.0
 
 
 def _loaded(rows: Mapping[str, RowReading]) -> int:
-    """Grows while a start makes progress: bytes of weights, and threads that have begun."""
+    """Grows while a start makes progress: bytes of weights, threads that have begun, steps of the warm-up."""
     running = sum(row.state is State.RUNNING for row in rows.values())
-    return running + sum(row.count_a for name, row in rows.items() if name.startswith("rank"))
+    ranks = [row for name, row in rows.items() if name.startswith("rank") and name.endswith(".loop")]
+    return running + sum(row.count_a + row.progress for row in ranks)
 
 
 class Watch:
@@ -47,6 +48,7 @@ class Watch:
         self._observed = 0.0
         self._looked_at = clock()
         self._window_ends = 0.0
+        self.lease_silent_s = 0.0
 
     def exited(self, gone: Exit) -> None:
         self._exits.append(gone)
@@ -57,6 +59,11 @@ class Watch:
         granted = min(max(0.0, seconds), MAX_WINDOW_S)
         self._window_ends = self._observed + granted
         return granted
+
+    def _silent_s(self, name: str) -> float:
+        """Since when a loop has not turned; 0 where there is none."""
+        row = None if self._before is None else self._before.rows.get(name)
+        return 0.0 if row is None or row.state is not State.RUNNING else self._observed - row.ticked_s
 
     @property
     def maintenance_s(self) -> float:
@@ -71,10 +78,11 @@ class Watch:
         rows = look_at_threads(Copy(self._recorder.view).rows(), self._look)
         self.loaded = _loaded(rows)
         after = Reading(self._observed, rows, self.started, self.loaded, exits=tuple(self._exits))
-        told = verdict(self._before or carry(None, after), after, self.budgets, self.watched)
-        if told.kind is Kind.WEDGED and self.maintenance_s > 0:
-            told = Verdict(Kind.SLOW, told.reason, told.culprit, told.doing, told.age_s, told.budget_s, told.pending)
+        if self.maintenance_s > 0:
             self._before = None
+        self._before = self._before or carry(None, after)
+        told = verdict(self._before, after, self.budgets, self.watched)
         self._before = carry(self._before, after)
+        self.lease_silent_s = self._silent_s(LEASE_THREAD.name)
         self.verdict = told
         return told

@@ -21,6 +21,8 @@ class Reason(StrEnum):
     TRANSFER_STALLED = "TransferStalled"
     QUEUE_STARVED = "QueueStarved"
     TIER_STUCK = "TierStuck"
+    NOT_ACCEPTING = "NotAccepting"
+    DRAIN_STALLED = "DrainStalled"
     TOKENIZER_STUCK = "TokenizerStuck"
     START_STALLED = "StartStalled"
     STEP_DIVERGENCE = "StepDivergence"
@@ -48,6 +50,8 @@ LEASE_THREAD = Watched("leader.lease", "leader", True, Reason.LEASE_THREAD_DEAD,
 SIDECAR_SOCKET = Watched("sidecar.socket", "sidecar", True, Reason.TRANSFER_STALLED, Reason.TRANSFER_STALLED)
 SIDECAR_POLLER = Watched("sidecar.poller", "sidecar", True, Reason.TRANSFER_STALLED, Reason.TRANSFER_STALLED)
 SIDECAR_VERIFIER = Watched("sidecar.verifier", "sidecar", False, Reason.TRANSFER_STALLED, Reason.TRANSFER_STALLED)
+LEADER_ACCEPT = Watched("leader.accept", "leader", False, Reason.NOT_ACCEPTING, Reason.NOT_ACCEPTING)
+GATEWAY_ACCEPT = Watched("gateway.accept", "gateway", False, Reason.NOT_ACCEPTING, Reason.NOT_ACCEPTING)
 GATEWAY_LOOP = Watched("gateway.loop", "gateway", True, Reason.EVENT_LOOP_BLOCKED, Reason.QUEUE_STARVED)
 TOKENIZER = Watched("gateway.tokenizer", "gateway", False, Reason.TOKENIZER_STUCK, Reason.TOKENIZER_STUCK)
 TIER_COPIER = Watched("leader.tier", "leader", True, Reason.TIER_STUCK, Reason.TIER_STUCK)
@@ -66,7 +70,7 @@ def rank_rows(rank: int) -> tuple[Watched, Watched, Watched]:
 
 def engine_rows(role: Role, transport: str, ranks: int = 1) -> tuple[Watched, ...]:
     """All rows of an engine's container. The tiers' rows come with the tiers."""
-    rows: list[Watched] = [LEADER_LOOP]
+    rows: list[Watched] = [LEADER_LOOP, LEADER_ACCEPT]
     if role is not Role.UNIFIED:
         rows.append(LEASE_THREAD)
         if transport == "nixl":
@@ -76,7 +80,7 @@ def engine_rows(role: Role, transport: str, ranks: int = 1) -> tuple[Watched, ..
     return tuple(rows)
 
 
-GATEWAY_ROWS = (GATEWAY_LOOP, TOKENIZER)
+GATEWAY_ROWS = (GATEWAY_LOOP, GATEWAY_ACCEPT, TOKENIZER)
 _NAMED = (
     *(LEADER_LOOP, LEASE_THREAD, SIDECAR_SOCKET, SIDECAR_POLLER, SIDECAR_VERIFIER),
     *(GATEWAY_LOOP, TOKENIZER, TIER_COPIER, HICACHE_CLIENT),

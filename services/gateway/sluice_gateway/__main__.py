@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -101,7 +100,6 @@ def join_supervisor(arguments: argparse.Namespace) -> Recorder | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     log.configure(arguments.log, "gateway")
     try:

@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 from sluice_engine import hooks
 from sluice_engine.health.layout import Blob, Phase, Writer
 from sluice_engine.health.recorder import Recorder, Row, unrecorded
+from sluice_engine.health.throughput import SURPRISE, follow
 from sluice_engine.health.watched import GATEWAY_LOOP, TOKENIZER
 
 TURN_S = 0.25
 MAX_MIRRORED, MAX_TROUBLE = 64, 200
-# Until one was measured; the slowest so far counts, so that a budget is rather too long.
+# The least that is expected, and what is until one was measured: a budget should rather be too long.
 NS_PER_CHARACTER = 10_000.0
 T = TypeVar("T")
 
@@ -31,8 +32,8 @@ class GatewayMarks:
         self._recorder = recorder
         self.loop = self._row(GATEWAY_LOOP.name)
         self.tokenizer = self._row(TOKENIZER.name)
-        self._in_pool: list[int] = []  # characters of each prompt
-        self._tokenized = 0
+        self._in_pool: dict[int, int] = {}  # number of a prompt, from 1 on -> its characters
+        self._begun = 0
         self._ns_per_character = NS_PER_CHARACTER
         self._troubles: dict[str, str] = {}
 
@@ -71,7 +72,8 @@ class GatewayMarks:
     async def tokenize(self, characters: int, work: Callable[[], T]) -> T:
         """Do it in the pool. What is pending stays so until a thread of the pool is done with it, also when nobody
         waits for it any more."""
-        self._in_pool.append(characters)
+        number = self._begun = self._begun + 1
+        self._in_pool[number] = characters
         self._say()
 
         def guarded() -> tuple[T, int]:
@@ -80,20 +82,22 @@ class GatewayMarks:
             return work(), time.monotonic_ns() - began
 
         task = asyncio.get_running_loop().run_in_executor(None, guarded)
-        task.add_done_callback(lambda done: self._tokenized_one(characters, done))
+        task.add_done_callback(lambda done: self._tokenized_one(number, done))
         return (await asyncio.shield(task))[0]
 
-    def _tokenized_one(self, characters: int, done: asyncio.Future[tuple[T, int]]) -> None:
-        self._in_pool.remove(characters)
-        self._tokenized += 1
+    def _tokenized_one(self, number: int, done: asyncio.Future[tuple[T, int]]) -> None:
+        characters = self._in_pool.pop(number)
         if not done.cancelled() and done.exception() is None:
-            self._ns_per_character = max(self._ns_per_character, done.result()[1] / max(1, characters))
+            told = min(done.result()[1] / max(1, characters), SURPRISE * self._ns_per_character)
+            self._ns_per_character = max(NS_PER_CHARACTER, follow(self._ns_per_character, told))
         self._say()
 
     def _say(self) -> None:
         row = self.tokenizer
         row.enter(Phase.ENCODING if self._in_pool else Phase.IDLE)
-        row.expect(int(self._ns_per_character * sum(self._in_pool)))
-        row.doing(f"{len(self._in_pool)} prompts of {sum(self._in_pool)} characters" if self._in_pool else "")
-        row.progress(self._tokenized)
+        characters = sum(self._in_pool.values())
+        row.expect(int(self._ns_per_character * characters))
+        row.doing(f"{len(self._in_pool)} prompts of {characters} characters" if self._in_pool else "")
+        # The oldest that is not done: one that is stuck must not be hidden by others that move.
+        row.progress(min(self._in_pool, default=self._begun + 1))
         row.pending(len(self._in_pool))

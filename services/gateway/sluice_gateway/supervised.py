@@ -25,7 +25,7 @@ from sluice_engine.health.reading import Exit
 from sluice_engine.health.spec import HealthSpec
 from sluice_engine.health.watched import GATEWAY_ROWS
 from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, say
-from sluice_engine.supervision import announce, child_events, policy_of, probe_url
+from sluice_engine.supervision import announce, child_events, policy_of, ports_of, probe_url, without_secrets
 
 # More than a gateway's --shutdown-s usually is.
 STOP_S = 25.0
@@ -63,7 +63,7 @@ class GatewaySupervisor:
         """Keys are in files, so that the arguments have no secrets."""
         gateway = self._gateway
         told = {} if gateway is None else {"gateway": {"pid": gateway.pid, "status": gateway.returncode}}
-        return {"arguments": list(self.spec.arguments), "processes": told}
+        return {"arguments": [without_secrets(argument) for argument in self.spec.arguments], "processes": told}
 
     async def run(self) -> int:
         guard, loop = self.guard, asyncio.get_running_loop()
@@ -104,8 +104,13 @@ class GatewaySupervisor:
         self.guard.drain()
         with contextlib.suppress(ProcessLookupError):
             gateway.terminate()
-        with contextlib.suppress(TimeoutError):
+        try:
             await asyncio.wait_for(gateway.wait(), self.spec.stop_s)
+        except TimeoutError:
+            verdict = self.guard.stalled_drain("gateway.loop", self.spec.stop_s)
+            status = await self.guard.close(verdict)
+            say("died", cause=str(verdict))
+            return status
         say("stopped")
         return 0
 
@@ -125,7 +130,7 @@ class GatewaySupervisor:
         """Pass on what it says, until its end: the exit status."""
         async for event in child_events(gateway):
             if event["event"] == "ready":
-                self.guard.started()
+                self.guard.started(*ports_of(event["url"]))
                 event |= {"probes": self.guard.probe_port, "debug": self.guard.debug_port}
             print(json.dumps(event), flush=True)
         return await gateway.wait()

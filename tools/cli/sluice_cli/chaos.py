@@ -9,6 +9,13 @@ import sys
 from pathlib import Path
 
 
+def _count(text: str) -> int:
+    """From 1 on: a run of nothing would find nothing."""
+    if not (text.isascii() and text.isdigit() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="chaos", required=True, metavar="KIND")
     matrix = kinds.add_parser("matrix", help="every fault, in every phase: is it named, in time, with evidence?")
@@ -16,12 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     matrix.add_argument("--floor", type=float, default=5.0, metavar="S", help="least budget of the verdict (30 in use)")
     matrix.add_argument("--ci", action="store_true", help="the rows that `make test` runs")
     matrix.add_argument("--unscaled", action="store_true", help="one row per reason, with the budgets that are in use")
-    matrix.add_argument("--repeat", type=int, default=1, metavar="N")
+    matrix.add_argument("--repeat", type=_count, default=1, metavar="N")
     matrix.add_argument("--results", type=Path, metavar="FILE", help="JSON lines; a run goes on where they end")
     matrix.add_argument("--list", action="store_true", help="say which rows there are, and run none")
     storm = kinds.add_parser("storm", help="many sessions in every phase dropped at once; then one request")
-    storm.add_argument("--sessions", type=int, default=64, metavar="N")
-    storm.add_argument("--rounds", type=int, default=20, metavar="N")
+    storm.add_argument("--sessions", type=_count, default=64, metavar="N")
+    storm.add_argument("--rounds", type=_count, default=20, metavar="N")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, json_lines
 
@@ -97,7 +98,7 @@ class Service:
     async def _run_once(self) -> int:
         parent = os.getpid()
         self._cause = ""
-        log = None if self.log is None else self.log.open("wb")
+        log = None if self.log is None else _begin_log(self.log)
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -138,6 +139,13 @@ class Service:
         with self.log.open("rb") as log:
             log.seek(max(0, self.log.stat().st_size - LAST_WORDS_BYTES))
             return log.read().decode(errors="replace").strip()
+
+
+def _begin_log(path: Path) -> IO[bytes]:
+    """That of the life before stays beside it: it has the last words that a bundle points to."""
+    if path.exists():
+        path.replace(path.with_suffix(".log.1"))
+    return path.open("wb")
 
 
 def _ended(status: int) -> str:

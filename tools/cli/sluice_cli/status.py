@@ -69,7 +69,8 @@ def from_gateway(url: str, api_key: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise StatusError(f"{url} does not answer: {error}; ask the supervisors with `sluice status` there") from error
     if status != 200 or not isinstance(body, dict) or "services" not in body:
-        told = body["error"]["message"] if isinstance(body, dict) and "error" in body else "no gateway of Sluice"
+        refusal = body.get("error") if isinstance(body, dict) else None
+        told = refusal["message"] if isinstance(refusal, dict) else "no gateway of Sluice answers there"
         raise StatusError(f"{url}: {told}")
     return body
 
