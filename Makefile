@@ -44,9 +44,11 @@ check: $(LOCKED) ## format, lint, types, imports, generated files, fast tests
 	$(GENERATE) --check
 	$(PYTEST) -q -m "not process and not slow" -n 2
 
-test: check ## everything: `make check`, then the tests that start processes and the slow ones
-	@$(BIN)/python tests/support/cluster_tools.py --if-go
-	$(PYTEST) -q -m "process or slow"
+test: check ## `make check`, then the tests that start processes and the slow ones; without those of a cluster
+	$(PYTEST) -q -m "(process or slow) and not cluster"
+
+cluster-test: cluster-tools ## the operator, CRD and charts against a real API server (10 minutes; not in `make test` yet)
+	$(PYTEST) -q -m cluster tests/cluster
 
 cluster-tools: $(LOCKED) ## build etcd, Kubernetes, kwok and helm for tests/cluster into ~/.cache (needs Go; 9 minutes cold)
 	$(BIN)/python tests/support/cluster_tools.py
@@ -72,4 +74,4 @@ clean: ## remove the environment and the caches
 
 RESULTS ?= chaos.jsonl
 
-.PHONY: help setup up check test cluster-tools e2e-scale fmt chaos proto lock clean
+.PHONY: help setup up check test cluster-test cluster-tools e2e-scale fmt chaos proto lock clean

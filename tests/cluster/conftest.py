@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import itertools
 import os
+from pathlib import Path
 
 import pytest
 from cluster_tools import why_missing
 from control_plane import ControlPlane
 
 _NUMBERS = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.cluster)
 
 
 @pytest.fixture(scope="session")
