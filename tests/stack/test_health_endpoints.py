@@ -61,7 +61,8 @@ def test_a_stuck_leader_is_named_by_its_supervisor_and_silent_itself() -> None:
         stop_process(engine.pid("leader"))
         assert grpc_health(engine) is None
         status, told = probe(engine, "/health")
-        assert (status, told["verdict"]) == (200, "idle")  # not yet: it has its budget
+        assert status == 200  # not yet: it has its budget
+        assert told["verdict"] in ("idle", "slow")
         incident = engine.process.wait_event(lambda event: event.get("event") == "incident")
         assert (incident["reason"], incident["culprit"]) == ("SchedulerFrozen", "leader.loop")
         assert engine.process.popen.wait(30) == 3
