@@ -6,12 +6,16 @@ import socket
 import time
 from pathlib import Path
 
+import pytest
+
+from sluice_engine.health import backlog
 from sluice_engine.health.backlog import AcceptMarks, waiting
 from sluice_engine.health.reading import Copy
 from sluice_engine.health.recorder import Recorder
 
 
-def test_who_waits_is_counted_and_who_is_accepted_is_not(tmp_path: Path) -> None:
+def test_who_waits_is_counted_and_who_is_accepted_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backlog, "LOOK_S", 0.0)
     recorder = Recorder.create(tmp_path / "recorder", ["leader.accept"])
     marks = AcceptMarks(recorder.row("leader.accept"))
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -3,6 +3,7 @@ own count, without asking him anything."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from sluice_engine.health.recorder import Row
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTEN = "0A"
+LOOK_S = 1.0
 
 
 def waiting(ports: Iterable[int], tables: Iterable[Path] = TABLES) -> int:
@@ -39,6 +41,7 @@ class AcceptMarks:
         self._row = row
         self._last = 0
         self._progress = 0
+        self._next_look = 0.0
         self.ports: tuple[int, ...] = ()
 
     def listen(self, *ports: int) -> None:
@@ -47,8 +50,11 @@ class AcceptMarks:
         self.ports = ports
 
     def look(self) -> None:
-        if not self.ports:
+        """At most once in LOOK_S: the kernel's tables hold every connection of the machine."""
+        now = time.monotonic()
+        if not self.ports or now < self._next_look:
             return
+        self._next_look = now + LOOK_S
         count = waiting(self.ports)
         if count == 0 or count < self._last:
             self._progress += 1
