@@ -271,12 +271,11 @@ class Leader:
     def _runnable(self) -> int:
         """Sequences that a plan could advance now: those that compute, and those that wait though there is room."""
         state = self.state
-        if not state.waiting or not state.free_rows:
-            return int(state.can_run and not state.stalled)
-        head = state.sequences[state.waiting[0]]
-        pages, states = (state.ledger.num_free(kind) for kind in (RecordKind.PAGE, RecordKind.STATE))
-        fits = bool(states) and state.limits.pages_for(len(head.tokens)) <= pages
-        return len(state.waiting) if fits else int(state.can_run and not state.stalled)
+        if state.waiting and state.free_rows and state.ledger.num_free(RecordKind.STATE):
+            head = state.sequences[state.waiting[0]]
+            if state.limits.pages_for(len(head.tokens)) <= state.ledger.num_free(RecordKind.PAGE):
+                return len(state.waiting)
+        return int(state.can_run and not state.stalled)
 
     def look_after(self) -> None:
         """From a timer, whether or not there is work: the marks that say that this loop turns, and the mirrors."""

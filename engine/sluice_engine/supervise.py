@@ -32,7 +32,7 @@ from sluice_engine.health.watched import Reason, engine_rows
 from sluice_engine.pool import create_memory
 from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, say
 from sluice_engine.spec import EngineSpec, load_spec, resolve
-from sluice_engine.supervision import announce, child_events, policy_of, ports_of, probe_url, without_secrets
+from sluice_engine.supervision import announce, child_events, end_by, policy_of, ports_of, probe_url, without_secrets
 from sluice_engine.transfer.sidecar import EXIT_LEADER_GONE, EXIT_SPEC, EXIT_THREAD_DIED, EXIT_UNAVAILABLE
 from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, write_spec
 from sluice_engine.transfer.verify import VerifyLevel, VerifyPolicy
@@ -131,9 +131,7 @@ class Supervisor:
         if verdict is None:
             say("stopped")
             return 0
-        status = await self.guard.close(verdict)
-        say("died", cause=str(verdict))
-        return status
+        return await end_by(self.guard, verdict)
 
     async def _drain(self, watching: asyncio.Task[Verdict], children: list[asyncio.Task[Any]]) -> Verdict | None:
         """None: the leader has finished what it had. An engine that dies or freezes meanwhile is told of as ever."""

@@ -15,7 +15,7 @@ from sluice_engine.health.evidence import EvidenceLimits
 from sluice_engine.health.guard import Guard, Policy
 from sluice_engine.health.incidents import QuarantinePolicy
 from sluice_engine.health.spec import HealthSpec
-from sluice_engine.health.verdict import Budgets
+from sluice_engine.health.verdict import Budgets, Verdict
 from sluice_engine.processes import json_lines, say
 
 
@@ -55,6 +55,13 @@ def ports_of(*addresses: object) -> list[int]:
 def without_secrets(text: str) -> str:
     """User and password of a URL are nobody's business but the collector's."""
     return re.sub(r"(\w+://)[^/@\s]+@", r"\1(not told)@", text)
+
+
+async def end_by(guard: Guard, verdict: Verdict) -> int:
+    """Evidence and the one line, for a person and for whoever started this: the exit status."""
+    status = await guard.close(verdict)
+    say("died", cause=str(verdict))
+    return status
 
 
 async def child_events(process: asyncio.subprocess.Process) -> AsyncIterator[dict[str, object]]:

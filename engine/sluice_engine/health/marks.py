@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from sluice_engine.health.layout import Blob, Field, Phase, Readiness, Writer
+from sluice_engine.health.layout import Blob, Phase, Readiness, Writer
 from sluice_engine.health.recorder import Recorder, Row, unrecorded
 from sluice_engine.health.throughput import Throughput
 
@@ -70,6 +70,3 @@ class LeaderMarks:
             self._mirrored_ns = time.monotonic_ns()
             self.recorder.mirror(Blob.BOOKS, books)
             self.recorder.mirror(Blob.LEASES, leases)
-
-    def count_unknown(self, messages: int) -> None:
-        self.row.count(Field.COUNT_A, messages)

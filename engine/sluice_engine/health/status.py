@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -52,8 +53,6 @@ def debug_routes(guard: Guard) -> Mapping[str, Route]:
     """Loopback only."""
 
     async def stacks(_: Query) -> Answer:
-        import asyncio
-
         pids = dict(guard.service.pids())
         told = await asyncio.to_thread(collect_stacks, guard.service.run_dir, pids, STACKS_S)
         return Answer(200, "\n".join(f"=== {name}\n{text}" for name, text in told.items()).encode(), "text/plain")

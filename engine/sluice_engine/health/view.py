@@ -12,10 +12,6 @@ from typing import Any
 Status = Mapping[str, Any]
 EVENTS_SHOWN = 30
 NO_ANSWER = "no answer"
-_THREAD = (
-    *("name", "state", "thread", "phase", "phase_s", "pending", "pending_s"),
-    *("step", "progress", "doing"),
-)
 # In this order: who has a trouble of its own is told so rather than that it is not ready.
 _STATES = (
     ("quarantined", "quarantined"),

@@ -25,7 +25,7 @@ from sluice_engine.health.reading import Exit
 from sluice_engine.health.spec import HealthSpec
 from sluice_engine.health.watched import GATEWAY_ROWS
 from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, say
-from sluice_engine.supervision import announce, child_events, policy_of, ports_of, probe_url, without_secrets
+from sluice_engine.supervision import announce, child_events, end_by, policy_of, ports_of, probe_url, without_secrets
 
 # More than a gateway's --shutdown-s usually is.
 STOP_S = 25.0
@@ -88,9 +88,7 @@ class GatewaySupervisor:
                     return REFUSED  # it has said why on stderr
                 guard.exited(Exit("gateway", status))
                 verdict = guard.watch.look()
-            status = await guard.close(verdict)
-            say("died", cause=str(verdict))
-            return status
+            return await end_by(guard, verdict)
         finally:
             if gateway.returncode is None:
                 gateway.kill()
@@ -107,10 +105,7 @@ class GatewaySupervisor:
         try:
             await asyncio.wait_for(gateway.wait(), self.spec.stop_s)
         except TimeoutError:
-            verdict = self.guard.stalled_drain("gateway.loop", self.spec.stop_s)
-            status = await self.guard.close(verdict)
-            say("died", cause=str(verdict))
-            return status
+            return await end_by(self.guard, self.guard.stalled_drain("gateway.loop", self.spec.stop_s))
         say("stopped")
         return 0
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sluice_harness.client import NoAnswer, get
 from sluice_harness.processes import Event, Late, eventually
 from sluice_harness.rows import Budget, Outcome, Row
 from sluice_harness.service import Service
@@ -77,11 +76,3 @@ def watch_healthy(stack: Stack, until: Callable[[], bool], at_least_s: float, at
         if passed > at_most_s:
             raise Late(f"it is not over within {at_most_s:.0f} s")
         time.sleep(0.05)
-
-
-def health_of(engine: Service) -> dict[str, object]:
-    """What /health says. Raises NoAnswer, also for an answer that is no verdict."""
-    status, told = get(engine.probes, "/health")
-    if status not in (200, 503) or "verdict" not in told:
-        raise NoAnswer(f"{engine.name}: /health: {status} {told}")
-    return dict(told)
