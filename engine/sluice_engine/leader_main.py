@@ -33,6 +33,8 @@ from sluice_engine.rank_server import RankServer
 from sluice_engine.sequence import Mode, SequenceSpec
 from sluice_engine.server import start_engine_server
 from sluice_engine.spec import EngineSpec, load_spec, resolve
+from sluice_engine.tls.keeper import IdentityKeeper
+from sluice_engine.tls.peers import Peer
 from sluice_engine.tracing import make_tracer
 from sluice_protocol.generate import EndReason, EngineHello
 from sluice_protocol.sampling import Sampling
@@ -74,6 +76,7 @@ class LeaderProcess:
         self.leader = Leader(spec, self.resolved, self.start_id, on_death=self.die, marks=self.marks, tracer=tracer)
         self._health = HealthServicer()
         self.ranks = RankServer(1, self.leader.on_result, self.die, self._progress)
+        self.identity: IdentityKeeper | None = None
         self.transport: Transport | None = None
         self._servers: list[grpc.aio.Server] = []
 
@@ -92,19 +95,20 @@ class LeaderProcess:
 
     async def _start(self) -> None:
         spec, leader = self.spec, self.leader
+        identity = self.identity = IdentityKeeper(Path(spec.tls), Peer(spec.role)) if spec.tls else None
         await self.ranks.start(spec.socket_path)
         say("listening", socket=spec.socket_path)
         if spec.has_transport:
             from sluice_engine.transport import Transport
 
             self.transport = Transport(
-                spec, self.resolved, leader, self.start_id, self._memory_fd, self.die, _want_fence
+                spec, self.resolved, leader, self.start_id, self._memory_fd, self.die, _want_fence, identity
             )
             await self.transport.start()
         await self.ranks.wait_ready()
         leader.ranks.extend(self.ranks.links)
         await warm_up(leader)
-        server, address = await start_engine_server(leader, self._hello, self._health, spec)
+        server, address = await start_engine_server(leader, self._hello, self._health, spec, identity)
         self._servers.append(server)
         settle_heap()
         say(
@@ -123,6 +127,9 @@ class LeaderProcess:
         """For ever, also while nothing happens."""
         loop = asyncio.get_running_loop()
         self.leader.look_after()
+        if self.identity is not None:
+            self.identity.look()
+            self.marks.identity(self.identity.describe())
         serving = self.marks.readiness is Readiness.READY and not self.leader.draining
         following = loop.create_task(self._health.set("", SERVING if serving else NOT_SERVING))
         self._following = following  # kept until it is done: it only wakes watchers

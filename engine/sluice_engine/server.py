@@ -19,6 +19,8 @@ from sluice_engine.inspect import inspect
 from sluice_engine.leader import Leader
 from sluice_engine.publish import merge_batches
 from sluice_engine.spec import EngineSpec
+from sluice_engine.tls.keeper import IdentityKeeper
+from sluice_engine.tls.server import bind, interceptors
 from sluice_protocol.codec import (
     MalformedMessage,
     decode_generate_request,
@@ -133,17 +135,21 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             self._leader.detach(request.gateway_id, sink.put)
 
 
-def build_server(key: str) -> grpc.aio.Server:
-    return grpc.aio.server(interceptors=[KeyInterceptor(key)], options=OPTIONS)
+def build_server(key: str, identity: IdentityKeeper | None = None) -> grpc.aio.Server:
+    return grpc.aio.server(interceptors=[KeyInterceptor(key), *interceptors(identity)], options=OPTIONS)
 
 
 async def start_engine_server(
-    leader: Leader, hello: Callable[[], EngineHello], health: HealthServicer, spec: EngineSpec
+    leader: Leader,
+    hello: Callable[[], EngineHello],
+    health: HealthServicer,
+    spec: EngineSpec,
+    identity: IdentityKeeper | None = None,
 ) -> tuple[grpc.aio.Server, str]:
     """(server, address). Raises RuntimeError when the port is taken."""
-    server = build_server(spec.key)
+    server = build_server(spec.key, identity)
     engine_pb2_grpc.add_EngineServicer_to_server(EngineService(leader, hello), server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    port = server.add_insecure_port(f"{spec.host}:{spec.ports.engine}")
+    port = bind(server, f"{spec.host}:{spec.ports.engine}", identity)
     await server.start()
     return server, f"{spec.host}:{port}"

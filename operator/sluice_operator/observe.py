@@ -15,6 +15,7 @@ from sluice_operator.api.value import Invalid as InvalidValue
 from sluice_operator.api.value import from_json
 from sluice_operator.cluster import KINDS, Cluster, Conflict, Forbidden, Invalid, NotFound
 from sluice_operator.fleet import Fleet
+from sluice_operator.keyring import Keyring
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.node import read_node
 from sluice_operator.observed import Child, Memory, Node, Observed, Owner, Pod, Workload
@@ -51,6 +52,7 @@ class Known:
 
     uid: str
     memory: Memory
+    keyring: Keyring
     taken: set[tuple[str, str]] = field(default_factory=set)
     secrets: set[str] = field(default_factory=set)
     absent: set[str] = field(default_factory=set)
@@ -91,9 +93,9 @@ class Observer:
             nodes=await self.nodes(),
             children=children,
         )
+        seen = await self._with_secrets(seen, known)
         if spec is None:
             return seen
-        seen = await self._with_secrets(seen, known)
         return replace(seen, dry_run=await self._dry_run(seen, spec, known))
 
     async def nodes(self) -> tuple[Node, ...] | None:
@@ -140,13 +142,18 @@ class Observer:
                 continue
             item = await self.cluster.find(KINDS["Secret"].path(seen.namespace, name))
             if item is None:
+                known.keyring.forget(name)
                 continue
             child = read_child({"kind": "Secret"} | item, seen.name, seen.uid)
             if child.owner is Owner.OURS:
                 known.secrets.add(name)
+                known.keyring.read(item)
             else:
+                known.keyring.forget(name)
                 strangers.append(replace(child, object={}))
-        return replace(seen, secrets=frozenset(known.secrets), children=(*seen.children, *strangers))
+        told = known.keyring.seen()
+        names_seen = frozenset(known.secrets)
+        return replace(seen, secrets=names_seen, certificates=told, children=(*seen.children, *strangers))
 
     async def _dry_run(self, seen: Observed, spec: ModelDeploymentSpec, known: Known) -> str:
         """What the API server says against pod templates that it has not seen yet."""

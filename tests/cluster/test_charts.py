@@ -84,7 +84,7 @@ def test_nobody_is_given_more_than_is_used(variant):
         assert not {"escalate", "bind", "impersonate"} & set(words)
         assert not {"pods/exec", "pods/attach", "pods/portforward", "nodes/proxy"} & set(words)
         if "secrets" in rule["resources"]:
-            assert set(rule["verbs"]) == {"get", "create"}
+            assert set(rule["verbs"]) == {"get", "create", "update"}
         if "nodes" in rule["resources"]:
             assert rule["verbs"] == ["list"]
 

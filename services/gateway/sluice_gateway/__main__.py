@@ -17,6 +17,9 @@ from sluice_engine.health.recorder import Recorder, RecorderError
 from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.log import LogFormat
 from sluice_engine.processes import die_with_parent, settle_heap
+from sluice_engine.tls.identity import IdentityInvalid
+from sluice_engine.tls.keeper import IdentityKeeper
+from sluice_engine.tls.peers import Peer
 from sluice_engine.tracing import make_tracer
 from sluice_gateway.app import create_app
 from sluice_gateway.client import grpc_factory
@@ -39,6 +42,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(f"--{role}", nargs="*", default=[], metavar="ADDR", help=f"engines in role {role}")
     parser.add_argument("--fleet-file", type=Path, help='JSON {"members":[{"role","address"}]}, read again on change')
     parser.add_argument("--key-file", type=Path, help="the per-run key that engines want to see")
+    parser.add_argument("--tls-dir", type=Path, help="tls.crt, tls.key, ca.crt: engines are met over TLS, as gateway")
     parser.add_argument("--api-keys-file", type=Path, help="one key per line; without it everybody may come")
     parser.add_argument("--max-queued", type=int, default=1024, metavar="N")
     parser.add_argument("--deadline-s", type=float, default=120.0, help="how long a request may wait for a place")
@@ -105,14 +109,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings, tokenizer = make_settings(arguments), load_tokenizer(arguments.tokenizer)
         key = "" if arguments.key_file is None else arguments.key_file.read_text().strip()
+        identity = None if arguments.tls_dir is None else IdentityKeeper(arguments.tls_dir, Peer.GATEWAY)
         recorder = join_supervisor(arguments)
         sock = listen(arguments.listen)
         tracer = make_tracer(arguments.otlp, "gateway", settings.gateway_id[:8])
-    except (OSError, ValueError, TokenizerError, FleetError, SpecError, RecorderError) as error:
+    except (OSError, ValueError, TokenizerError, FleetError, SpecError, RecorderError, IdentityInvalid) as error:
         print(f"sluice_gateway: {error}", file=sys.stderr)
         return 2
-    engines = partial(grpc_factory, key=key)
-    app = create_app(settings, tokenizer, engines, block_keys=keys_of, tracer=tracer, recorder=recorder)
+    engines = partial(grpc_factory, key=key, identity=identity)
+    app = create_app(
+        settings, tokenizer, engines, block_keys=keys_of, tracer=tracer, recorder=recorder, identity=identity
+    )
 
     def on_ready() -> None:
         settle_heap()
