@@ -75,7 +75,7 @@ def _container(name: str, spec: ModelDeploymentSpec, image: str, source: ModelSo
     )
     arguments = (
         *("--listen", f"0.0.0.0:{ports.HTTP}", "--model-name", served_name(name, spec), "--tokenizer", source.path),
-        *("--discover", f"$(POD_NAMESPACE)/{name}", "--key-file", f"{KEY}/key", *keys),
+        *("--discover", f"$(POD_NAMESPACE)/{name}", "--key-file", f"{KEY}/key", "--tls-dir", TLS, *keys),
         *("--max-queued", str(spec.gateway.max_queued), "--shutdown-s", str(SHUTDOWN_S), "--log", "json"),
     )
     mounts: list[Object] = [
