@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-# Of every certificate: a clock that once ran ahead must not make any that nobody accepts yet (ADR 0089).
+# Of every certificate: a clock that once ran ahead must not make any that nobody accepts yet (ADR 0087).
 BEGIN = datetime(2020, 1, 1, tzinfo=UTC)
 LATEST = datetime(9999, 1, 1, tzinfo=UTC)
 CERTIFICATE, KEY, AUTHORITIES = "tls.crt", "tls.key", "ca.crt"
