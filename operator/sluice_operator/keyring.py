@@ -45,14 +45,13 @@ class Keyring:
         """A Secret of ours, as it is now. What makes no sense is said once and counts as not there."""
         name = item["metadata"]["name"]
         is_new = self.versions.get(name) != item["metadata"]["resourceVersion"]
+        self.forget(name)
         self.versions[name] = item["metadata"]["resourceVersion"]
         try:
             data = decode(item)
             if name == names.authority_secret(self.name):
-                self._authorities = None
                 self._authorities = certificates.read_authorities(data)
             elif role := self._role_of(name):
-                self._leaves.pop(role, None)
                 self._leaves[role] = certificates.read_leaf(data, role.value, self.name, self.namespace)
         except NotOurs as error:
             if is_new:
