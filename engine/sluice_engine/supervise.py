@@ -28,7 +28,7 @@ from sluice_engine.errors import SpecError
 from sluice_engine.health.guard import Guard, Service
 from sluice_engine.health.reading import Exit
 from sluice_engine.health.verdict import Verdict
-from sluice_engine.health.watched import Reason, engine_rows
+from sluice_engine.health.watched import LEADER_LOOP, Reason, engine_rows
 from sluice_engine.pool import create_memory
 from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, say
 from sluice_engine.spec import EngineSpec, load_spec, resolve
@@ -40,7 +40,8 @@ from sluice_protocol.generate import Role
 
 # So many deaths of the sidecar within the window are a death of the service.
 SIDECAR_DEATHS, SIDECAR_WINDOW_S = 5, 60.0
-STOP_S = 25.0
+# What an engine may take to end beyond its drain.
+STOP_SLACK_S = 5.0
 ZYGOTE_START_S = 120.0
 # One death brings others about: so long the last words of all are waited for before one of them is blamed.
 SETTLE_S = 0.5
@@ -124,7 +125,7 @@ class Supervisor:
     async def _end(self, tasks: list[asyncio.Task[Any]]) -> int:
         """After a wish to stop, the first death, or a verdict."""
         if self._stopping.is_set():
-            self.guard.drain()
+            self.guard.drain(LEADER_LOOP.name, self.spec.drain_s + STOP_SLACK_S)
             verdict = await self._drain(tasks[1], tasks[2:])
         else:
             verdict = await self._fatal(tasks[1], tasks[2:])
@@ -141,13 +142,10 @@ class Supervisor:
         if leader.returncode is None:
             leader.terminate()
         ended = asyncio.get_running_loop().create_task(leader.wait())
-        await asyncio.wait({ended, watching}, timeout=STOP_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ended, watching}, return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
-        if watching.done() and not watching.cancelled():
+        if watching.done():
             return watching.result()
-        if leader.returncode is None:
-            watching.cancel()
-            return self.guard.stalled_drain("leader.loop", STOP_S)
         if leader.returncode in (0, -signal.SIGTERM):  # it may not yet have had a handler for ours
             return None
         await asyncio.wait(children, timeout=SETTLE_S, return_when=asyncio.ALL_COMPLETED)
@@ -209,7 +207,9 @@ class Supervisor:
             elif event["event"] == "fence-wanted":
                 self._fence()
             elif event["event"] == "draining":
-                self.guard.drain()
+                self.guard.drain(LEADER_LOOP.name, self.spec.drain_s + STOP_SLACK_S)
+            elif event["event"] == "drained" and not self._stopping.is_set():
+                self.guard.drained()
             print(json.dumps(event), flush=True)
         status = await process.wait()
         if not self._stopping.is_set():

@@ -48,7 +48,7 @@ class Known:
 
     `taken`: (kind, name) of what turned out to exist without our label. `secrets`: seen to be ours.
     `absent`: kinds that cannot be had here. `checked`: what a dry run has accepted. `contact`: how its pods are
-    reached. """
+    reached."""
 
     uid: str
     memory: Memory

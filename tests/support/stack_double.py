@@ -113,6 +113,27 @@ class EngineProcess:
         told: dict[str, Any] = json.loads(reply.json)
         return told
 
+    def load(self) -> engine_pb2.LoadReply:
+        return self._ask("Load", engine_pb2.LoadRequest())
+
+    def drain(self) -> engine_pb2.DrainReply:
+        return self._ask("Drain", engine_pb2.DrainRequest())
+
+    def _ask(self, method: str, request: Any) -> Any:
+        with grpc.insecure_channel(self.address) as channel:
+            ask = getattr(engine_pb2_grpc.EngineStub(channel), method)
+            return ask(request, metadata=((KEY_HEADER, KEY),), timeout=20)
+
+    def probe(self, path: str) -> tuple[int, Any]:
+        """Of its supervisor."""
+        connection = HTTPConnection("127.0.0.1", int(self.ready["probes"]), timeout=20)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
     def settled(self) -> dict[str, Any]:
         """Its books once nothing is running: exact, and nothing held but by the cache."""
 

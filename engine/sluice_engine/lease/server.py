@@ -11,8 +11,8 @@ import grpc.aio
 
 from sluice_engine import hooks
 from sluice_engine.errors import EngineError
+from sluice_engine.keyed_server import build_server
 from sluice_engine.lease.thread import LeaseThread
-from sluice_engine.server import build_server
 from sluice_protocol.codec import decode_reader_message, encode_source_hello, encode_source_messages
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import SCHEMA_VERSION, Refused
