@@ -399,7 +399,7 @@ def own_spec(path: Path, name: str, host: str, key_file: Path | None) -> tuple[E
     return spec, own
 
 
-def main(argv: list[str] | None = None) -> int:
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Run one engine of Sluice and watch it")
     parser.add_argument("--spec", type=Path, required=True, help="engine spec (JSON)")
     parser.add_argument("--name", default="", help="instead of the spec's: one spec serves many pods")
@@ -407,7 +407,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--key-file", type=Path, help="holds the key, instead of the spec's")
     parser.add_argument("--zygote", default="", help="socket of a zygote that several engines share")
     parser.add_argument("--parent", type=int, default=0, help="end when this process ends")
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_arguments(argv)
     if args.parent:
         die_with_parent(args.parent, signal.SIGTERM)
     try:

@@ -203,7 +203,7 @@ def test_a_second_drain_gives_no_second_time() -> None:
     with RunningStack(scripted={"step_cost_us": 10_000.0}, spec={"drain_s": 3.0}) as stack:
         (engine,) = stack.start("unified")
         stack.start_gateway()
-        stream = stack.chat("on and on", max_tokens=20_000)
+        stream = stack.chat("on and on", max_tokens=6_000)
         pieces = iter(stream)
         next(pieces)
         first = engine.drain()
@@ -221,7 +221,7 @@ def test_an_engine_that_is_stuck_in_its_drain_is_named_and_ends(asked) -> None:
     with RunningStack(scripted={"step_cost_us": 10_000.0}, spec=spec) as stack:
         (engine,) = stack.start("unified")
         stack.start_gateway()
-        stream = stack.chat("on and on", max_tokens=20_000)
+        stream = stack.chat("on and on", max_tokens=6_000)
         next(iter(stream))
         stop_process(engine.pid("rank"))
         if asked == "rpc":
