@@ -183,7 +183,8 @@ class LeaderProcess:
         say("draining", sequences=len(self.leader.state.sequences), within_s=self.spec.drain_s)
 
     def _drain_and_exit(self) -> None:
-        """The drain that it may be in already, and then the end: nothing may keep it for longer than that."""
+        """The drain that it may be in already, and then the end. What hangs is not left in silence: the supervisor
+        names an engine that does not end."""
         if self._exiting:
             return
         self._exiting = True
@@ -193,7 +194,7 @@ class LeaderProcess:
         def check() -> None:
             if self._ended.done():
                 return
-            if self.leader.is_empty or loop.time() > deadline:
+            if self.leader.is_empty or (self.leader.is_idle and loop.time() > deadline):
                 self._ended.set_result(0)
             else:
                 loop.call_later(0.02, check)

@@ -168,9 +168,13 @@ class Guard:
         self.event("drained")
 
     def _overdue_drain(self) -> Verdict | None:
+        """A step that is under way, and only slow, may end first."""
         if self._drain_due is None or self._clock() <= self._drain_due[2]:
             return None
-        return self.stalled_drain(*self._drain_due[:2])
+        name, budget_s, due = self._drain_due
+        row = Copy(self.recorder.view).rows()[name]
+        step_s = self.policy.budgets.factor * row.expected_ns / 1e9 if row.pending else 0.0
+        return self.stalled_drain(name, budget_s) if self._clock() > due + step_s else None
 
     def stalled_drain(self, name: str, budget_s: float) -> Verdict:
         """What was asked to end has not, within more than it may take: it hangs, whatever the floor is."""
