@@ -13,6 +13,7 @@ import msgspec
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
+from sluice_engine.address import join
 from sluice_engine.inspect import inspect
 from sluice_engine.keyed_server import build_server
 from sluice_engine.leader import Leader
@@ -116,6 +117,6 @@ async def start_engine_server(
     server = build_server(spec.key)
     engine_pb2_grpc.add_EngineServicer_to_server(EngineService(leader, hello), server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    port = server.add_insecure_port(f"{spec.host}:{spec.ports.engine}")
+    port = server.add_insecure_port(join(spec.host, spec.ports.engine))
     await server.start()
-    return server, f"{spec.host}:{port}"
+    return server, join(spec.host, port)

@@ -65,7 +65,7 @@ def test_a_victim_leaves_only_once_its_engine_says_that_it_is_empty(operator, se
     victim.finish()
     served.until_children("Pod", lambda pods: victim.pod not in {p["metadata"]["name"] for p in pods})
     served.until("Ready", "True")
-    assert [engine.pod for engine in fleet.of("decode")] == [keeper.pod]
+    fleet.until(lambda: [engine.pod for engine in fleet.of("decode")] == [keeper.pod])
     assert keeper.drains == 0
 
 

@@ -9,8 +9,9 @@ import grpc.aio
 import pytest
 from fake_fleet import FakeEngine, FakeGateway, _Engine, _Fleet
 
+from sluice_engine.address import join
 from sluice_operator.fleet import Contact, Heard, read_load, read_report, read_status
-from sluice_operator.fleet_client import LiveFleet, join
+from sluice_operator.fleet_client import LiveFleet
 from sluice_operator.names import PodRole
 from sluice_operator.observed import Load, Observed, Pod
 from sluice_operator.render import ports

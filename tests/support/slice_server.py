@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from typing import Any
 
 from aiohttp import web
@@ -29,15 +30,15 @@ class SliceServer:
         self._news = asyncio.Event()
         self._open: set[asyncio.Task[Any]] = set()
 
-    async def start(self) -> str:
+    async def start(self, tls: ssl.SSLContext | None = None) -> str:
         app = web.Application()
         app.router.add_get(PATH, self._answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=tls)
         await site.start()
         host, port = self._runner.addresses[0][:2]
-        return f"http://{host}:{port}"
+        return f"{'http' if tls is None else 'https'}://{host}:{port}"
 
     async def stop(self) -> None:
         self.cut()

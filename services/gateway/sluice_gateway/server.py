@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from sluice_engine.address import join, split
 from sluice_engine.keyed_server import build_server
 from sluice_protocol.codec import encode_fleet_report
 from sluice_protocol.fleet import FleetReport
@@ -30,11 +31,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 async def serving_reports(report: Callable[[], FleetReport], listen: str, key: str) -> AsyncIterator[str]:
     """Its address, host:port, while it serves. `listen`: host:port; port 0: the system chooses. Raises RuntimeError
     when the port is taken."""
+    host, wanted = split(listen)
     server = build_server(key)
     fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(report), server)
-    port = server.add_insecure_port(listen)
+    port = server.add_insecure_port(join(host, int(wanted)))
     await server.start()
     try:
-        yield f"{listen.rpartition(':')[0]}:{port}"
+        yield join(host, port)
     finally:
         await server.stop(None)

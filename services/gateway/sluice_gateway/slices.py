@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import Any
 
+from sluice_engine.address import join
+
 PORT_NAME = "engine"
 # A pod may be in no slice for a moment while it moves from one to another.
 LINGER_S = 2.0
@@ -30,7 +32,7 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        return f"[{self.host}]:{self.port}" if self.is_v6 else f"{self.host}:{self.port}"
+        return join(self.host, self.port)
 
 
 def read_slice(item: object) -> tuple[Endpoint, ...]:
