@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 import uvloop
-from grpc_health.v1._async import HealthServicer
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from sluice_engine import hooks, log
 from sluice_engine.errors import EngineError, RankFault
+from sluice_engine.grpc_health import BoundedHealth
 from sluice_engine.health.layout import Phase, Readiness
 from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.health.recorder import Recorder
@@ -83,14 +83,14 @@ class LeaderProcess:
             tracer=tracer,
         )
         self._said_drained = self._exiting = False
-        self._health = HealthServicer()
+        self._health = BoundedHealth()
         self.ranks = RankServer(1, self.leader.on_result, self.die, self._progress)
         self.transport: Transport | None = None
         self._servers: list[grpc.aio.Server] = []
 
     async def run(self) -> int:
         """Until drained or dead: the exit status."""
-        self.marks.row.begin(Phase.STARTING)
+        self.marks.begin(Phase.STARTING)
         self._look_after()
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT):

@@ -101,6 +101,8 @@ def test_a_fleet_that_does_not_answer_takes_nothing_away_and_holds_up_nobody(ope
     told = served.until("Routable", "Unknown")
     assert told["reason"]
     assert operator.status()["slowest_reconcile_s"] < 30
+    fleet.on_engine = fleet.on_gateway = lambda one: None
+    fleet.until(lambda: len(fleet.engines) == 2 and len(fleet.gateways) == 1)
     for one in (*fleet.engines.values(), *fleet.gateways):
         one.silent = False
     served.until("Ready", "True")
