@@ -128,7 +128,7 @@ def test_what_cannot_be_is_refused_with_the_remedy(arguments, said, monkeypatch,
     assert said in capsys.readouterr().err
 
 
-def test_a_report_port_that_is_taken_ends_the_gateway_and_says_so():
+def test_a_report_port_that_is_taken_ends_the_gateway_and_says_so(capfd):
     with RunningStack() as stack:
         stack.start("unified")
         stack.start_gateway()
@@ -139,3 +139,4 @@ def test_a_report_port_that_is_taken_ends_the_gateway_and_says_so():
         )
         assert second.popen.wait(60) == 1
         assert second.stop() == 1
+    assert f"--report-listen {stack.report_address}: nothing can be bound there" in capfd.readouterr().err

@@ -113,8 +113,8 @@ def connection_of(arguments: argparse.Namespace) -> Connection | None:
 
 def beside_of(arguments: argparse.Namespace, key: str, told: dict[str, str]) -> Beside:
     """What runs beside a gateway. `told` gets the address of the reports. Raises ConnectionInvalid, ValueError."""
+    target = parse_target(arguments.discover) if arguments.discover else None
     connection = connection_of(arguments)
-    target = None if connection is None else parse_target(arguments.discover)
 
     @asynccontextmanager
     async def beside(gateway: Gateway) -> AsyncIterator[None]:
@@ -179,7 +179,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # gRPC's poller needs the interpreter for every message: it may not wait 5 ms for its turn.
     sys.setswitchinterval(0.0005)
     server = make_server(app, on_ready)
-    server.run(sockets=[sock])
+    try:
+        server.run(sockets=[sock])
+    except SystemExit:  # uvicorn has logged why; its status is another one's word for a wedge
+        return 1
     return 0 if server.started else 1
 
 

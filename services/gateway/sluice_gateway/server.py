@@ -34,7 +34,10 @@ async def serving_reports(report: Callable[[], FleetReport], listen: str, key: s
     host, wanted = split(listen)
     server = build_server(key)
     fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(report), server)
-    port = server.add_insecure_port(join(host, int(wanted)))
+    try:
+        port = server.add_insecure_port(join(host, int(wanted)))
+    except RuntimeError as error:
+        raise OSError(f"--report-listen {listen}: nothing can be bound there: {error}") from error
     await server.start()
     try:
         yield join(host, port)
