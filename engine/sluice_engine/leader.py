@@ -16,10 +16,10 @@ from typing import Protocol
 from sluice_engine import hooks, log
 from sluice_engine.admission import admit
 from sluice_engine.errors import EngineError, LedgerError, RankFault
-from sluice_engine.health.layout import Readiness
 from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.inspect import summary
 from sluice_engine.ledger import Ledger
+from sluice_engine.load import describe_load
 from sluice_engine.publish import Published, Stream, publish_step, publish_token
 from sluice_engine.rooms import Rooms
 from sluice_engine.schedule import plan
@@ -43,7 +43,6 @@ from sluice_protocol.sampling import TokenLogprobs
 from sluice_records import RecordKind
 
 STEP_TIMES_KEPT = 200
-MAX_BOUNDARY_HINTS = 256
 IDLE_CHECK_S = 0.25
 # A sidecar takes a second or two to come up.
 TRANSPORT_MS = 200
@@ -446,38 +445,9 @@ class Leader:
             await turn
 
     def load(self) -> Load:
-        pages = self.state.ledger.count(RecordKind.PAGE)
-        waiting = [g for g in self.generations.values() if g.stream.sent == 0]
-        times = sorted(self._step_times)
-        running_pages, reserved_pages = self._pages_in_use(pages.total)
-        word = self.marks.readiness
-        return Load(
-            incarnation=self.incarnation,
-            running=len(self.state.sequences) - len(waiting),
-            waiting=len(waiting),
-            max_running=self.resolved.limits.max_running,
-            free_pages=pages.free,
-            total_pages=pages.total,
-            oldest_waiting_s=self.oldest_waiting_s(),
-            draining=self.draining,
-            quarantined=word is Readiness.QUARANTINED,
-            not_ready=word is not Readiness.READY,
-            empty=self.is_empty,
-            step_p95_ms=times[int(len(times) * 0.95)] * 1e3 if times else 0.0,
-            block_keys=self.state.cache.boundaries(MAX_BOUNDARY_HINTS),
-            running_pages=running_pages,
-            reserved_pages=reserved_pages,
-        )
+        return describe_load(self)
 
-    def _pages_in_use(self, total: int) -> tuple[int, int]:
-        """(of sequences that have a token, of those that have none yet), together no more than there are. Sums of
-        lengths: to count shared pages once would take milliseconds at full size."""
-        running = reserved = 0
-        for sequence in self.state.sequences.values():
-            generation = self.generations.get(sequence.spec.id)
-            if generation is not None and generation.stream.sent == 0:
-                reserved += max(len(sequence.pages), self.state.limits.pages_for(len(sequence.tokens)))
-            else:
-                running += len(sequence.pages)
-        running = min(running, total)
-        return running, min(reserved, total - running)
+    @property
+    def step_times(self) -> tuple[float, ...]:
+        """Seconds, of the last steps."""
+        return tuple(self._step_times)
