@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.api.value import Invalid as InvalidValue
 from sluice_operator.api.value import from_json
 from sluice_operator.cluster import KINDS, Cluster, Conflict, Forbidden, Invalid, NotFound
-from sluice_operator.fleet import Fleet
+from sluice_operator.fleet import Contact, Fleet, Heard
 from sluice_operator.keyring import Keyring
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.node import read_node
@@ -47,8 +48,8 @@ class Known:
     """Of one ModelDeployment, between its reconciles. Losing it costs requests, and caution; nothing else.
 
     `taken`: (kind, name) of what turned out to exist without our label. `secrets`: seen to be ours.
-    `absent`: kinds that cannot be had here. `checked`: what a dry run has accepted. `addresses`: of pods, by name.
-    """
+    `absent`: kinds that cannot be had here. `checked`: what a dry run has accepted. `contact`: how its pods are
+    reached."""
 
     uid: str
     memory: Memory
@@ -57,7 +58,7 @@ class Known:
     secrets: set[str] = field(default_factory=set)
     absent: set[str] = field(default_factory=set)
     checked: set[str] = field(default_factory=set)
-    addresses: dict[str, str] = field(default_factory=dict)
+    contact: Contact = field(default_factory=lambda: Contact("", ""))
 
 
 class Observer:
@@ -75,8 +76,11 @@ class Observer:
         found = await self._children(namespace, name, spec)
         found += await self._taken(namespace, known)
         children = tuple(read_child(child, name, uid) for child in found if child["kind"] not in ("Pod", "ReplicaSet"))
-        pods, known.addresses = _our_pods(found, children, uid)
-        loads = await self.fleet.loads(pods, known.addresses)
+        pods, addresses = _our_pods(found, children, uid)
+        strangers = await self._read_secrets(meta, known)
+        key, identity = known.contact.key or await self._key(item), known.keyring.identity()
+        known.contact = Contact(namespace, name, addresses, key, identity)
+        heard = await self.fleet.look(known.contact, pods) if key and identity is not None else Heard()
         workloads = [read_workload(c.object) for c in children if c.kind == "Deployment" and c.owner is Owner.OURS]
         revisions = (c.object for c in children if c.kind == "ControllerRevision" and c.owner is Owner.OURS)
         seen = Observed(
@@ -87,13 +91,14 @@ class Observer:
             memory=known.memory,
             status=_status(item),
             workloads=tuple(workload for workload in workloads if workload is not None),
-            pods=tuple(replace(pod, load=loads.get(pod.name)) for pod in pods),
+            pods=tuple(replace(pod, load=heard.loads.get(pod.name)) for pod in pods),
             revisions=tuple(read_revision(revision) for revision in revisions),
-            gateways=await self.fleet.reports(pods, known.addresses),
+            gateways=heard.reports,
             nodes=await self.nodes(),
-            children=children,
+            children=(*children, *strangers),
+            secrets=frozenset(known.secrets),
+            certificates=known.keyring.seen(),
         )
-        seen = await self._with_secrets(seen, known)
         if spec is None:
             return seen
         return replace(seen, dry_run=await self._dry_run(seen, spec, known))
@@ -104,6 +109,15 @@ class Observer:
             self._nodes = tuple(read_node(node) for node in await self.cluster.items("Node", ""))
             self._nodes_at = time.monotonic()
         return self._nodes
+
+    async def _key(self, item: Object) -> str:
+        """What the pods of this ModelDeployment want to see; empty while there is none, or none of ours."""
+        meta = item["metadata"]
+        path = KINDS["Secret"].path(meta["namespace"], names.key_secret(meta["name"]))
+        found = await self.cluster.find(path)
+        if found is None or owner_uid(found) != meta["uid"]:
+            return ""
+        return base64.b64decode(found.get("data", {}).get("key", "")).decode(errors="replace").strip()
 
     async def _children(self, namespace: str, name: str, spec: ModelDeploymentSpec | None) -> list[Object]:
         label = f"{names.LABEL_DEPLOYMENT}={name}"
@@ -134,26 +148,24 @@ class Observer:
                 found.append({"kind": kind, **item})
         return found
 
-    async def _with_secrets(self, seen: Observed, known: Known) -> Observed:
-        """By name, for we may not list them."""
+    async def _read_secrets(self, meta: Object, known: Known) -> list[Child]:
+        """By name, for we may not list them: those that are somebody else's. Ours are in the keyring then."""
         strangers: list[Child] = []
-        for name in names.secrets(seen.name):
+        for name in names.secrets(meta["name"]):
             if name in known.secrets:
                 continue
-            item = await self.cluster.find(KINDS["Secret"].path(seen.namespace, name))
+            item = await self.cluster.find(KINDS["Secret"].path(meta["namespace"], name))
             if item is None:
                 known.keyring.forget(name)
                 continue
-            child = read_child({"kind": "Secret"} | item, seen.name, seen.uid)
+            child = read_child({"kind": "Secret"} | item, meta["name"], meta["uid"])
             if child.owner is Owner.OURS:
                 known.secrets.add(name)
                 known.keyring.read(item)
             else:
                 known.keyring.forget(name)
                 strangers.append(replace(child, object={}))
-        told = known.keyring.seen()
-        names_seen = frozenset(known.secrets)
-        return replace(seen, secrets=names_seen, certificates=told, children=(*seen.children, *strangers))
+        return strangers
 
     async def _dry_run(self, seen: Observed, spec: ModelDeploymentSpec, known: Known) -> str:
         """What the API server says against pod templates that it has not seen yet."""
