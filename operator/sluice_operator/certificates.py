@@ -17,6 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from sluice_engine.tls.peers import ENGINES, Peer
+
 # Of every certificate: a clock that once ran ahead must not make any that nobody accepts yet (ADR 0087).
 BEGIN = datetime(2020, 1, 1, tzinfo=UTC)
 LATEST = datetime(9999, 1, 1, tzinfo=UTC)
@@ -80,6 +82,12 @@ def server_name(role: str, name: str, namespace: str) -> str:
     return f"{role}.{name}.{namespace}.sluice.dev"
 
 
+def server_names(role: str, name: str, namespace: str) -> list[str]:
+    """Of a leaf: its role first."""
+    roles = (role, Peer.ENGINE.value) if role in ENGINES else (role,)
+    return [server_name(each, name, namespace) for each in roles]
+
+
 def new_authority(name: str, namespace: str, not_after: float) -> Authority:
     key = ec.generate_private_key(ec.SECP256R1())
     serial = x509.random_serial_number()
@@ -102,12 +110,12 @@ def issue(
     key = ec.generate_private_key(ec.SECP256R1())
     until = min(not_after, signer.not_after)
     usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-    host = x509.SubjectAlternativeName([x509.DNSName(server_name(role, name, namespace))])
+    hosts = x509.SubjectAlternativeName([x509.DNSName(host) for host in server_names(role, name, namespace)])
     signed = (
         _builder(_name(role), parent.subject, key, x509.random_serial_number(), until)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
-        .add_extension(host, critical=False)
+        .add_extension(hosts, critical=False)
         .add_extension(usages, critical=False)
         .add_extension(x509.AuthorityKeyIdentifier(_key_id(signing.public_key()).digest, None, None), critical=False)
         .sign(signing, hashes.SHA256())
@@ -136,7 +144,7 @@ def read_leaf(data: Mapping[str, bytes], role: str, name: str, namespace: str) -
         told = names.get_values_for_type(x509.DNSName)
     except (ValueError, x509.ExtensionNotFound) as error:
         raise NotOurs(f"{AUTHORITIES} or the names in {CERTIFICATE}: {error}") from error
-    if told != [server_name(role, name, namespace)]:
+    if told != server_names(role, name, namespace):
         raise NotOurs(f"{CERTIFICATE} is of {told}")
     issuer = next((authority for authority in bundle if _has_signed(authority, certificate)), None)
     if issuer is None:

@@ -18,10 +18,10 @@ import grpc.aio
 
 from sluice_engine.address import join
 from sluice_engine.grpc_options import KEY_HEADER, OPTIONS
+from sluice_engine.probe_client import NoAnswer, ask_json
 from sluice_engine.tls.client import open_channel
 from sluice_engine.tls.identity import Identity
 from sluice_engine.tls.peers import Peer
-from sluice_engine.probe_client import NoAnswer, ask_json
 from sluice_operator.fleet import Contact, Heard, asked_engines, asked_gateways, read_load, read_report, read_status
 from sluice_operator.names import PodRole
 from sluice_operator.observed import Load, Pod
@@ -171,7 +171,9 @@ class LiveFleet:
         """Calls end within `call_s`, so nothing runs on what was not used for so long."""
         then = time.monotonic() - UNUSED_S
         old = [address for address, kept in self._channels.items() if kept.used_at < then]
-        unused = [self._channels.pop(address) for address in old] + [kept for kept in self._retired if kept.used_at < then]
+        unused = [self._channels.pop(address) for address in old] + [
+            kept for kept in self._retired if kept.used_at < then
+        ]
         self._retired = [kept for kept in self._retired if kept.used_at >= then]
         for kept in unused:
             await kept.channel.close(None)

@@ -15,7 +15,7 @@ from sluice_engine.tls import keeper as keepers
 from sluice_engine.tls.identity import IdentityInvalid, read_identity
 from sluice_engine.tls.keeper import DAY_S, NEAR_S, IdentityKeeper
 from sluice_engine.tls.peers import CALLERS, Peer, PeerName, objection
-from sluice_protocol.v1 import engine_pb2, source_pb2
+from sluice_protocol.v1 import engine_pb2, fleet_pb2, source_pb2
 
 CA, OTHER = authority(), authority()
 DOMAIN = "m.ns.sluice.dev"
@@ -175,7 +175,8 @@ def test_metrics_say_how_long_it_lasts_also_when_its_owner_stands_still(keeper):
 
 
 def test_every_call_that_there_is_is_somebodys():
-    services = [*engine_pb2.DESCRIPTOR.services_by_name.values(), *source_pb2.DESCRIPTOR.services_by_name.values()]
+    files = (engine_pb2, fleet_pb2, source_pb2)
+    services = [service for file in files for service in file.DESCRIPTOR.services_by_name.values()]
     calls = {f"/{service.full_name}/{method.name}" for service in services for method in service.methods}
     assert calls <= CALLERS.keys()
     assert all(CALLERS.values())

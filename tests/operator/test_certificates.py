@@ -64,7 +64,7 @@ def handshake(tmp_path, server, client, trusted, name):
 def test_peers_of_one_deployment_know_each_other_by_role(tmp_path, authority):
     server, client = (leaf(authority, role) for role in ("prefill", "decode"))
     peer = handshake(tmp_path, server, client, authority.certificate, server_name("prefill", "m", "ns"))
-    assert peer["subjectAltName"] == (("DNS", server_name("decode", "m", "ns")),)
+    assert peer["subjectAltName"] == (("DNS", "decode.m.ns.sluice.dev"), ("DNS", "engine.m.ns.sluice.dev"))
 
 
 def test_another_role_and_another_deployment_are_refused(tmp_path, authority):

@@ -22,12 +22,19 @@ from sluice_engine.tls.diagnosis import why_not
 from sluice_engine.tls.identity import Identity
 from sluice_engine.tls.keeper import IdentityKeeper
 from sluice_engine.tls.peers import CALLERS, Peer
-from sluice_gateway.client import GrpcEngine
+from sluice_gateway.client import GrpcEngine, grpc_factory
 from sluice_gateway.engine import EngineLost
+from sluice_gateway.fleet import Member
+from sluice_gateway.server import serving_reports
+from sluice_operator.fleet import Contact
+from sluice_operator.fleet_client import LiveFleet
 from sluice_operator.names import PodRole
+from sluice_operator.observed import Pod
 from sluice_operator.rotation import BeginRotation, Lives, rotate
-from sluice_protocol.generate import Ended, EndReason, GenerateRequest, Role, TokenBatch
+from sluice_protocol.fleet import FleetReport
+from sluice_protocol.generate import SCHEMA_VERSION, Ended, EndReason, GenerateRequest, Role, TokenBatch
 from sluice_protocol.sampling import Sampling
+from sluice_protocol.v1 import fleet_pb2
 
 pytestmark = pytest.mark.timeout(90)
 CA, OTHER = authority(), authority()
@@ -134,6 +141,47 @@ async def test_an_engine_that_is_somebody_else_is_not_believed(engine, keep):
         await hello(engine[1], keep("gateway", GATEWAY), Peer.PREFILL)
     with pytest.raises(EngineLost, match=r"is not of decode\.n\.ns\.sluice\.dev"):
         await hello(engine[1], keep("gateway", leaf(CA, "gateway", name="n")))
+
+
+async def test_where_nobody_has_said_which_role_it_is_any_engine_is_believed_and_nobody_else(engine, keep):
+    gateway = keep("gateway", GATEWAY)
+    discovered = grpc_factory(Member(None, engine[1]), KEY, gateway)
+    assert (await discovered.hello()).role is Role.DECODE
+    await discovered.close()
+    _, address, server = await start_engine(Role.DECODE, keep("gateway", leaf(CA, "gateway")))
+    posing = grpc_factory(Member(None, address), KEY, gateway)
+    with pytest.raises(EngineLost, match=r"is not of engine\.m\.ns\.sluice\.dev"):
+        await posing.hello()
+    await posing.close()
+    await server.stop(None)
+
+
+async def test_reports_are_for_the_operator(keep):
+    gateway = keep("gateway", GATEWAY)
+    async with serving_reports(lambda: FleetReport("g", True), "127.0.0.1:0", KEY, gateway) as address:
+        for role, wanted in ((Peer.OPERATOR, grpc.StatusCode.OK), (Peer.DECODE, grpc.StatusCode.PERMISSION_DENIED)):
+            identity = Identity.of(leaf(CA, role.value).data())
+            async with open_channel(address, Peer.GATEWAY, identity, ()) as channel:
+                asked = channel.unary_unary("/sluice.v1.Fleet/Report")
+                request = fleet_pb2.ReportRequest(schema_version=SCHEMA_VERSION).SerializeToString()
+                call = asked(request, metadata=((KEY_HEADER, KEY),), timeout=PATIENCE_S)
+                assert await call.code() is wanted
+
+
+async def test_the_operator_comes_to_its_pods_by_certificate_and_anew_when_it_is_another(engine, keep):
+    """Its own client: a pod that does not believe it is one of which nothing is known."""
+    pod = Pod("d-0", "d-0", PodRole.DECODE, "r", 0.0, "1", ready=True, started=True)
+    live = LiveFleet(dial=lambda _address, _port: engine[1], call_s=PATIENCE_S)
+
+    async def load(ca, **more):
+        identity = Identity.of(leaf(ca, "operator", **more).data())
+        heard = await live.look(Contact("ns", "m", {"d-0": "10.0.0.1"}, KEY, identity), [pod])
+        return heard.loads.get("d-0")
+
+    assert (await load(CA)).running == LOAD.running
+    assert await load(OTHER, trusted=[OTHER, CA]) is None
+    assert (await load(CA)).running == LOAD.running
+    await live.close()
 
 
 async def test_an_engine_whose_certificate_has_expired_is_not_believed(keep):

@@ -111,7 +111,7 @@ class LeaseEnds:
         self._server = SourceServer(self._threads[0], lambda: hello, None, self._identities[0])
         self.address = await self._threads[0].run(self._server.start("127.0.0.1", KEY))
         attach = lambda told: self.attached.append(told.incarnation)  # noqa: E731
-        self.client = LeaseClient(self._threads[1], FINGERPRINT, KEY, attach, None, self._identities[1])
+        self.client = LeaseClient(self._threads[1], FINGERPRINT, KEY, attach, identity=self._identities[1])
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -8,13 +8,17 @@ from enum import StrEnum
 
 
 class Peer(StrEnum):
-    """The roles that certificates name."""
+    """The roles that certificates name. `ENGINE`: the second name of every engine, for who does not know which."""
 
     PREFILL = "prefill"
     DECODE = "decode"
     UNIFIED = "unified"
     GATEWAY = "gateway"
     OPERATOR = "operator"
+    ENGINE = "engine"
+
+
+ENGINES = frozenset({Peer.PREFILL, Peer.DECODE, Peer.UNIFIED})
 
 
 @dataclass(frozen=True, slots=True)

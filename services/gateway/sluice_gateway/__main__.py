@@ -129,7 +129,7 @@ def connection_of(arguments: argparse.Namespace) -> Connection | None:
 
 
 def beside_of(
-    arguments: argparse.Namespace, key: str, told: dict[str, str], identity: IdentityKeeper | None
+    arguments: argparse.Namespace, key: str, told: dict[str, str], identity: IdentityKeeper | None = None
 ) -> Beside:
     """What runs beside a gateway. `told` gets the address of the reports. Raises ConnectionInvalid, ValueError."""
     target = parse_target(arguments.discover) if arguments.discover else None

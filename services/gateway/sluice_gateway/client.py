@@ -159,4 +159,5 @@ def _unless_cancelled(address: str) -> EngineLost:
 
 
 def grpc_factory(member: Member, key: str, identity: IdentityKeeper | None = None) -> EngineClient:
-    return GrpcEngine(member.address, key, identity=identity, peer=Peer(member.role))
+    peer = Peer.ENGINE if member.role is None else Peer(member.role)
+    return GrpcEngine(member.address, key, identity=identity, peer=peer)
