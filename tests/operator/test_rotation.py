@@ -213,6 +213,7 @@ def happen(world: World, event) -> None:
             world.secrets.seen = replace(seen, leaves=leaves)
 
 
+@pytest.mark.slow
 @settings(exact, max_examples=60)
 @given(traces, st.booleans())
 def test_whatever_happens_to_operator_clock_and_leaves_everybody_believes_everybody(trace, killed):
@@ -226,6 +227,7 @@ def test_whatever_happens_to_operator_clock_and_leaves_everybody_believes_everyb
     assert world.broken == []
 
 
+@pytest.mark.slow
 @settings(exact, max_examples=40)
 @given(st.integers(0, 330), st.booleans(), st.booleans())
 def test_a_ca_that_is_lost_at_any_moment_is_replaced_without_anybody_being_refused(turns, killed, next_only):
