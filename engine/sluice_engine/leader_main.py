@@ -106,9 +106,9 @@ class LeaderProcess:
 
     async def _start(self) -> None:
         spec, leader = self.spec, self.leader
-        identity = self.identity = IdentityKeeper(Path(spec.tls), Peer(spec.role)) if spec.tls else None
         await self.ranks.start(spec.socket_path)
         say("listening", socket=spec.socket_path)
+        identity = self.identity = IdentityKeeper(Path(spec.tls), Peer(spec.role)) if spec.tls else None
         if spec.has_transport:
             from sluice_engine.transport import Transport
 
