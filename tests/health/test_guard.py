@@ -130,6 +130,40 @@ async def test_each_probe_says_what_it_is_for(scene: Scene) -> None:
     assert guard.recorder.readiness is Readiness.NOT_READY
 
 
+async def test_a_drain_that_is_not_done_in_time_is_named_though_everything_turns(scene: Scene) -> None:
+    scene.guard.started()
+    scene.guard.drain("leader.loop", 0.5)
+    verdict = await asyncio.wait_for(scene.guard.run(), 20)
+    assert (verdict.kind, verdict.reason, verdict.culprit) == (Kind.WEDGED, Reason.DRAIN_STALLED, "leader.loop")
+
+
+async def test_a_drain_that_is_done_in_time_is_the_end_of_it(scene: Scene) -> None:
+    guard = scene.guard
+    guard.started()
+    guard.drain("leader.loop", 0.3)
+    guard.drained()
+    looking = asyncio.create_task(guard.run())
+    await asyncio.sleep(1.0)
+    assert not looking.done()
+    assert await statuses(scene) == {"/livez": 200, "/readyz": 503, "/startupz": 200, "/health": 200}
+    # What comes after it, an end that was asked for, has a time of its own.
+    guard.drain("leader.loop", 0.1)
+    assert (await asyncio.wait_for(looking, 20)).reason is Reason.DRAIN_STALLED
+
+
+async def test_a_drain_waits_for_a_step_that_is_only_slow(scene: Scene) -> None:
+    row = scene.rows["leader.loop"]
+    row.expect(int(1e9))
+    row.pending(1)
+    scene.guard.started()
+    scene.guard.drain("leader.loop", 0.1)
+    looking = asyncio.create_task(scene.guard.run())
+    await asyncio.sleep(1.0)
+    assert not looking.done()
+    row.pending(0)
+    assert (await asyncio.wait_for(looking, 20)).reason is Reason.DRAIN_STALLED
+
+
 async def test_a_wedge_is_named_by_every_answer(scene: Scene) -> None:
     scene.guard.started()
     looking = asyncio.create_task(scene.guard.run())
@@ -184,6 +218,7 @@ async def test_after_too_many_incidents_it_stays_up_and_out_of_service_for_a_bou
             if expected:
                 await quarantine(scene, closing)
                 assert await statuses(scene) == {"/livez": 200, "/readyz": 503, "/startupz": 503, "/health": 200}
+                assert scene.guard.recorder.readiness is Readiness.QUARANTINED
             assert await asyncio.wait_for(closing, 30) == EXIT_WEDGED
             assert scene.guard.quarantined is expected
 

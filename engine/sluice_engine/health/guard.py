@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -110,10 +111,12 @@ class Guard:
     def __init__(self, service: Service, policy: Policy, clock: Callable[[], float] = time.monotonic) -> None:
         self.service, self.policy = service, policy
         self.recorder = Recorder.create(service.run_dir / FILE_NAME, [row.name for row in service.watched])
+        self._clock = clock
         self.watch = Watch(self.recorder, service.watched, policy.budgets, clock)
         names = [row.name for row in service.watched if row.frozen is Reason.NOT_ACCEPTING]
         self.accepts = [AcceptMarks(self.recorder.row(name)) for name in names]
         self.draining = False
+        self._drain_due: tuple[str, float, float] | None = None  # row, its budget, when that is over
         self.collecting = False
         self.quarantined = False
         self.stopping = asyncio.Event()
@@ -165,9 +168,25 @@ class Guard:
         self.watch.started = True
         self.tell_readiness()
 
-    def drain(self) -> None:
+    def drain(self, row: str = "", within_s: float = math.inf) -> None:
+        """Not ready from now on. `row`: who has to have finished, or to have ended, after so many seconds."""
         self.draining = True
+        self._drain_due = (row, within_s, self._clock() + within_s)
         self.tell_readiness()
+
+    def drained(self) -> None:
+        """In time. It goes on, not ready, with nothing to do."""
+        self._drain_due = None
+        self.event("drained")
+
+    def _overdue_drain(self) -> Verdict | None:
+        """A step that is under way, and only slow, may end first."""
+        if self._drain_due is None or self._clock() <= self._drain_due[2]:
+            return None
+        name, budget_s, due = self._drain_due
+        row = Copy(self.recorder.view).rows()[name]
+        step_s = self.policy.budgets.factor * row.expected_ns / 1e9 if row.pending else 0.0
+        return self.stalled_drain(name, budget_s) if self._clock() > due + step_s else None
 
     def stalled_drain(self, name: str, budget_s: float) -> Verdict:
         """What was asked to end has not, within more than it may take: it hangs, whatever the floor is."""
@@ -176,6 +195,7 @@ class Guard:
 
     def tell_readiness(self) -> None:
         word = Readiness.READY if self.is_ready else Readiness.NOT_READY if self.watch.started else Readiness.STARTING
+        word = Readiness.QUARANTINED if self.quarantined else word
         if word is not self.recorder.readiness:
             self.recorder.readiness = word
             self.event(f"readiness: {word.name.lower()}")
@@ -193,6 +213,8 @@ class Guard:
             for accept in self.accepts:
                 accept.look()
             verdict = self.watch.look()
+            if not verdict.is_fatal and (overdue := self._overdue_drain()) is not None:
+                verdict = overdue
             if verdict.kind is not last:
                 if Kind.SLOW in (verdict.kind, last) or verdict.is_fatal:
                     self.event(f"verdict: {verdict}")
@@ -265,6 +287,7 @@ class Guard:
         """Stay up, not ready, so that somebody can look."""
         hold_s = self.policy.quarantine.hold_s
         self.quarantined = True
+        self.tell_readiness()
         self.event(f"quarantined for {hold_s:.0f} s after {count} incidents")
         say("quarantined", seconds=hold_s, incidents=count, message=message)
         with contextlib.suppress(TimeoutError):

@@ -10,10 +10,11 @@ import grpc
 import grpc.aio
 
 from sluice_engine import hooks
+from sluice_engine.address import join
 from sluice_engine.errors import EngineError
+from sluice_engine.keyed_server import build_server
 from sluice_engine.lease.at_hand import Hand
 from sluice_engine.lease.thread import LeaseThread
-from sluice_engine.server import build_server
 from sluice_protocol.codec import decode_reader_message, encode_source_hello, encode_source_messages
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import SCHEMA_VERSION, Refused
@@ -96,9 +97,9 @@ class SourceServer:
         """The address; port 0: picked by the system. Raises RuntimeError when it is taken."""
         self._server = build_server(key)
         source_pb2_grpc.add_SourceServicer_to_server(self._service, self._server)
-        bound = self._server.add_insecure_port(f"{host}:{port}")
+        bound = self._server.add_insecure_port(join(host, port))
         await self._server.start()
-        return f"{host}:{bound}"
+        return join(host, bound)
 
 
 def _compare(mine: SourceHello, fingerprint: Fingerprint) -> Refused | None:
