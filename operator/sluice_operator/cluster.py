@@ -161,6 +161,11 @@ class Cluster:
         path = KINDS[item["kind"]].path(item["metadata"]["namespace"])
         return await self.call("POST", path, item, query={"fieldManager": FIELD_MANAGER} | query)
 
+    async def replace(self, item: Object) -> Object:
+        """The whole of it. Raises Conflict if its resourceVersion is not that of `item`, NotFound if it has gone."""
+        path = KINDS[item["kind"]].path(item["metadata"]["namespace"], item["metadata"]["name"])
+        return await self.call("PUT", path, item, query={"fieldManager": FIELD_MANAGER})
+
     async def patch(self, path: str, content: str, body: Any, **query: str) -> Object:
         return await self.call("PATCH", path, body, content, {"fieldManager": FIELD_MANAGER} | query)
 

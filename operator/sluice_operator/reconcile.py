@@ -18,6 +18,7 @@ from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.apply import Applier
 from sluice_operator.cluster import KINDS, Cluster, ClusterError
 from sluice_operator.fleet import Fleet
+from sluice_operator.keyring import Keyring
 from sluice_operator.observe import Known, Observer
 from sluice_operator.plan import first_memory, plan
 from sluice_operator.render.revision import Renderer
@@ -104,7 +105,8 @@ class Reconciler:
             return None
         known = self._known.get(key)
         if known is None or known.uid != item["metadata"]["uid"]:
-            known = self._known[key] = Known(item["metadata"]["uid"], first_memory(time.time()))
+            fresh = first_memory(time.time())
+            known = self._known[key] = Known(item["metadata"]["uid"], fresh, Keyring(namespace, name))
         parsed = parse(name, item.get("spec"))
         spec = parsed if isinstance(parsed, ModelDeploymentSpec) else None
         observed = await self.observer.observe(item, spec, known)

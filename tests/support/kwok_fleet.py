@@ -17,7 +17,7 @@ from pathlib import Path
 from sluice_operator.__main__ import main
 from sluice_operator.apply import Applier
 from sluice_operator.fleet import Heard
-from sluice_operator.fleet_client import LiveFleet
+from sluice_operator.fleet_client import LiveFleet, plaintext
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.observed import EngineReport, GatewayReport, Load
 
@@ -88,5 +88,5 @@ if __name__ == "__main__":
     if own.die_after is not None:
         die_after(own.die_after)
     if own.dial is not None:
-        sys.exit(main(rest, LiveFleet(dial=dialled(own.dial))))
+        sys.exit(main(rest, LiveFleet(plaintext, dialled(own.dial))))
     sys.exit(main(rest, KwokFleet(own.world, own.drained)))

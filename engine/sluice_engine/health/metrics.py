@@ -115,6 +115,21 @@ def _gateway_counters(status: Status) -> Iterator[Sample]:
         yield (what,), float(count)
 
 
+def _certificate_left(status: Status) -> Iterator[Sample]:
+    if status.get("certificate"):
+        yield (status["certificate"]["name"],), float(status["certificate"]["left_s"])
+
+
+def _trusted(status: Status) -> Iterator[Sample]:
+    for authority in (status.get("certificate") or {}).get("trusted", ()):
+        yield (authority,), 1.0
+
+
+def _certificate_counters(status: Status) -> Iterator[Sample]:
+    for what, count in (status.get("certificate") or {}).get("counters", {}).items():
+        yield (what,), float(count)
+
+
 G, C = MetricKind.GAUGE, MetricKind.COUNTER
 METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("sluice_ready", G, (), "1 when requests may come", _flag("ready")),
@@ -141,6 +156,15 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("sluice_gateway_queued", G, (), "requests that wait for a place", _gateway("queued")),
     MetricSpec("sluice_gateway_running", G, (), "requests that run", _gateway("running")),
     MetricSpec("sluice_gateway_events", C, ("event",), "counters of the gateway", _gateway_counters),
+    MetricSpec("sluice_certificate_left_seconds", G, ("name",), "until its certificate expires", _certificate_left),
+    MetricSpec("sluice_certificate_authority", G, ("authority",), "1 for each CA that it trusts", _trusted),
+    MetricSpec(
+        "sluice_certificate_events",
+        C,
+        ("event",),
+        "changed; kept: new files were no good; refused_callers",
+        _certificate_counters,
+    ),
 )
 
 

@@ -29,14 +29,16 @@ class Flow:
     last: int | None = None
 
 
-# Both engines listen for NIXL: which side connects is UCX's choice.
+# Both engines listen for NIXL: which side connects is UCX's choice. The gateway's status page asks supervisors.
 FLOWS = (
     Flow(PodRole.GATEWAY, PodRole.PREFILL, ports.ENGINE),
+    Flow(PodRole.GATEWAY, PodRole.PREFILL, ports.PROBE),
     Flow(OPERATOR, PodRole.PREFILL, ports.ENGINE),
     Flow(PodRole.DECODE, PodRole.PREFILL, ports.SOURCE),
     Flow(PodRole.DECODE, PodRole.PREFILL, ports.TRANSFER_FIRST, ports.TRANSFER_LAST),
     Flow(ANYBODY, PodRole.PREFILL, ports.PROBE),
     Flow(PodRole.GATEWAY, PodRole.DECODE, ports.ENGINE),
+    Flow(PodRole.GATEWAY, PodRole.DECODE, ports.PROBE),
     Flow(OPERATOR, PodRole.DECODE, ports.ENGINE),
     Flow(PodRole.PREFILL, PodRole.DECODE, ports.TRANSFER_FIRST, ports.TRANSFER_LAST),
     Flow(ANYBODY, PodRole.DECODE, ports.PROBE),
