@@ -13,6 +13,7 @@ from pathlib import Path
 from grpc_tools import protoc
 
 from sluice_engine.health import metrics
+from sluice_operator import metrics as operator_metrics
 from sluice_operator.api import crd, reference
 from sluice_protocol import lease
 
@@ -38,7 +39,7 @@ def render_protos() -> dict[str, str]:
 def main() -> int:
     rendered = render_protos() | {
         "docs/protocol.md": lease.render_markdown(),
-        "docs/metrics.md": metrics.render_markdown(),
+        "docs/metrics.md": metrics.render_markdown() + "\n" + operator_metrics.render_markdown(),
         "docs/modeldeployment.md": reference.render_markdown(),
         "charts/sluice-crds/templates/modeldeployments.yaml": crd.render_yaml(),
     }
