@@ -52,6 +52,8 @@ def test_they_render_as_was_agreed(variant):
         (("--set", "resyncSeconds=1"), "resyncSeconds"),
         (("--set", "image.pullPolicy=Sometimes"), "pullPolicy"),
         (("--set", "webhook.enabled=true"), "webhook"),
+        (("--set", "networkPolicy.apiServerPorts={0}"), "apiServerPorts"),
+        (("--set", "monitoring.dashboards=yes"), "dashboards"),
     ],
 )
 def test_values_that_make_no_sense_are_refused_by_name(values, words):
