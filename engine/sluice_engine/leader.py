@@ -250,6 +250,7 @@ class Leader:
         for gone in planned.gone:
             self._on_gone(gone)
         self.rooms.on_plan(planned)
+        self.marks.waiting(*self._starving())
         if planned.record.is_empty:
             self.marks.resting(self._runnable())
             if planned.progressed or (self._results and self._results[0].number <= self.state.visible_through):
@@ -271,11 +272,16 @@ class Leader:
     def _runnable(self) -> int:
         """Sequences that a plan could advance now: those that compute, and those that wait though there is room."""
         state = self.state
+        return self._starving()[1] or int(state.can_run and not state.stalled)
+
+    def _starving(self) -> tuple[int, int]:
+        """(first, number) of those that wait though there is room for the first; (0, 0) where there is none."""
+        state = self.state
         if state.waiting and state.free_rows and state.ledger.num_free(RecordKind.STATE):
             head = state.sequences[state.waiting[0]]
             if state.limits.pages_for(len(head.tokens)) <= state.ledger.num_free(RecordKind.PAGE):
-                return len(state.waiting)
-        return int(state.can_run and not state.stalled)
+                return head.id, len(state.waiting)
+        return 0, 0
 
     def look_after(self) -> None:
         """From a timer, whether or not there is work: the marks that say that this loop turns, and the mirrors."""

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 import uvloop
-from grpc_health.v1._async import HealthServicer
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from sluice_engine import hooks, log
 from sluice_engine.errors import EngineError, RankFault
+from sluice_engine.grpc_health import BoundedHealth
 from sluice_engine.health.layout import Phase, Readiness
 from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.health.recorder import Recorder
@@ -72,14 +72,14 @@ class LeaderProcess:
         self.marks = LeaderMarks(recorder, cold_ns)
         tracer = make_tracer(spec.otlp, spec.role.value, spec.name)
         self.leader = Leader(spec, self.resolved, self.start_id, on_death=self.die, marks=self.marks, tracer=tracer)
-        self._health = HealthServicer()
+        self._health = BoundedHealth()
         self.ranks = RankServer(1, self.leader.on_result, self.die, self._progress)
         self.transport: Transport | None = None
         self._servers: list[grpc.aio.Server] = []
 
     async def run(self) -> int:
         """Until drained or dead: the exit status."""
-        self.marks.row.begin(Phase.STARTING)
+        self.marks.begin(Phase.STARTING)
         self._look_after()
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT):

@@ -16,6 +16,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import sys
 import uuid
 from pathlib import Path
@@ -27,6 +28,7 @@ from sluice_engine import hooks
 from sluice_engine.errors import SpecError
 from sluice_engine.health.guard import Guard, Service
 from sluice_engine.health.reading import Exit
+from sluice_engine.health.stacks import share_stacks
 from sluice_engine.health.verdict import Verdict
 from sluice_engine.health.watched import Reason, engine_rows
 from sluice_engine.pool import create_memory
@@ -66,6 +68,7 @@ class Supervisor:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._rank_pids: dict[int, int] = {}
         self._rank_fds: list[int] = []
+        self._zygote_pid = 0
         self._last_words: dict[str, tuple[str, str]] = {}  # process -> reason, detail
         self._sidecar_counter = 0
         self._fingerprint: object = None
@@ -76,6 +79,7 @@ class Supervisor:
             engine_rows(spec.role, spec.transport),
             self.pids,
             self._about,
+            self._shared_zygote,
         )
         self.guard = Guard(service, policy_of(spec.health))
         self._stopping = self.guard.stopping
@@ -84,6 +88,9 @@ class Supervisor:
         """Of what lives now."""
         told = {name: p.pid for name, p in self._processes.items() if p.returncode is None}
         return told | {f"rank{rank}": pid for rank, pid in self._rank_pids.items()}
+
+    def _shared_zygote(self) -> dict[str, int]:
+        return {"zygote": self._zygote_pid} if self._zygote_path and self._zygote_pid else {}
 
     def _about(self) -> dict[str, object]:
         """For a bundle: the config without its secret."""
@@ -292,6 +299,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         sock = await _connect_zygote(path)
         with sock:
+            self._note_zygote(sock, Path(path))
             request = json.dumps({"spec": str(self._spec_path), "rank": rank}).encode() + b"\n"
             socket.send_fds(sock, [request], [self._memory])
             sock.setblocking(False)
@@ -306,6 +314,12 @@ class Supervisor:
                         self._note_rank(rank, told["pid"])
         self._rank_pids.pop(rank, None)
         return told.get("exit")
+
+    def _note_zygote(self, sock: socket.socket, path: Path) -> None:
+        """Whose it is, the kernel says."""
+        self._zygote_pid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        if self._zygote_path:
+            share_stacks(Path(self.spec.run_dir), "zygote", path.parent)
 
     def _note_rank(self, rank: int, pid: int) -> None:
         """A rank is the zygote's child; by its pidfd it can be ended also while the zygote is stuck."""

@@ -25,9 +25,9 @@ from sluice_protocol.generate import Role
 WEDGE = Verdict(Kind.WEDGED, "DeviceStuck", "rank0.device", "device", 31.0, 30.0, 4)
 
 
-async def ask(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+async def ask(port: int, path: str, method: str = "GET", head: str = "Host: localhost") -> tuple[int, str]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n\r\n".encode())
     head, _, body = (await asyncio.wait_for(reader.read(), 10)).decode().partition("\r\n\r\n")
     writer.close()
     return int(head.split()[1]), body
@@ -82,6 +82,39 @@ async def quarantine(scene: Scene, closing: asyncio.Task[int]) -> None:
 async def statuses(scene: Scene) -> dict[str, int]:
     port = scene.guard.probe_port
     return {path: (await ask(port, path))[0] for path in ("/livez", "/readyz", "/startupz", "/health")}
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Host: evil.example",
+        "Host: evil.example:80",
+        "Host: [evil",
+        "Host: 127.0.0.1\r\nOrigin: http://evil.example",
+        "Host: localhost\r\nOrigin: null",
+    ],
+)
+async def test_the_debug_port_answers_no_page_of_another_machine(scene: Scene, head: str) -> None:
+    """A name of somebody's own may resolve to 127.0.0.1: the browser then takes us for him."""
+    for method, path in (("GET", "/debug/stacks"), ("POST", "/debug/maintenance?seconds=60")):
+        status, body = await ask(scene.guard.debug_port, path, method, head)
+        assert status == 403, body
+    assert scene.guard.watch.maintenance_s == 0
+    assert (await ask(scene.guard.probe_port, "/livez", head=head))[0] == 200
+
+
+@pytest.mark.parametrize("head", ["Host: 127.0.0.1:9", "Host: [::1]:9", "Host: LOCALHOST", "X-Nothing: 1"])
+async def test_the_debug_port_answers_this_machine(scene: Scene, head: str) -> None:
+    assert (await ask(scene.guard.debug_port, "/debug/verdict", head=head))[0] == 200
+
+
+async def test_a_pipe_as_termination_path_does_not_hold_up_the_end(tmp_path: Path, capfd) -> None:
+    path = tmp_path / "log"
+    os.mkfifo(path)
+    scene = Scene(tmp_path, termination_path=path)
+    async with running(scene):
+        assert await asyncio.wait_for(scene.guard.close(WEDGE), 30) == EXIT_WEDGED
+    assert str(WEDGE) in capfd.readouterr().err
 
 
 async def test_each_probe_says_what_it_is_for(scene: Scene) -> None:

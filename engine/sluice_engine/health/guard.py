@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -47,7 +48,8 @@ T = TypeVar("T")
 
 @dataclass
 class Service:
-    """What is guarded. `pids`: of the processes that live now. `about`: config without secrets, for a bundle."""
+    """What is guarded. `pids`: of the processes that live now. `about`: config without secrets, for a bundle. `others`:
+    pids of whom it shares with other services, whose stacks belong to the evidence all the same."""
 
     name: str
     role: str
@@ -55,6 +57,7 @@ class Service:
     watched: Sequence[Watched]
     pids: Callable[[], Mapping[str, int]]
     about: Callable[[], Mapping[str, object]]
+    others: Callable[[], Mapping[str, int]] = dict
 
 
 @dataclass
@@ -92,6 +95,15 @@ def in_daemon_thread(function: Callable[..., T], *args: object) -> asyncio.Futur
     return done
 
 
+def write_now(path: Path, data: bytes) -> None:
+    """Raises OSError also where writing would wait: a pipe that nobody reads must not hold up an end."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
 class Guard:
     """States: starting -> ready <-> not ready -> collecting evidence -> (quarantined ->) over."""
 
@@ -106,7 +118,7 @@ class Guard:
         self.quarantined = False
         self.stopping = asyncio.Event()
         self._probes = ProbeServer(probe_routes(self))
-        self._debug = ProbeServer(debug_routes(self))
+        self._debug = ProbeServer(debug_routes(self), only_loopback=True)
         self.probe_port = self.debug_port = 0
 
     @property
@@ -217,7 +229,7 @@ class Guard:
             self.service.run_dir,
             self.recorder,
             verdict,
-            dict(self.service.pids()),
+            {**self.service.pids(), **self.service.others()},
             dict(self.service.about()),
             self.policy.limits,
             lambda: hooks.reach("supervisor.evidence"),
@@ -237,7 +249,7 @@ class Guard:
     def _write_message(self, message: str, bundle: str) -> None:
         path = self.policy.termination_path or self.service.run_dir / "termination-log"
         try:
-            path.write_bytes(f"{message}; {bundle}\n".encode(errors="replace")[:MAX_MESSAGE_BYTES])
+            write_now(path, f"{message}; {bundle}\n".encode(errors="replace")[:MAX_MESSAGE_BYTES])
         except OSError as error:
             print(f"{path}: {error}; the message was: {message}", file=sys.stderr, flush=True)
 

@@ -195,7 +195,17 @@ def _frozen_work(before: Reading, after: Reading, budgets: Budgets, watched: Seq
         if not (old.pending and row.pending and old.progress == row.progress):
             continue
         age, budget = after.at_s - old.progressed_s, budgets.of(_expected(row, after))
+        if thread.name == "leader.queue" and _stands(before, after, budgets.slow * budget):
+            continue
         yield from _judge(age, budget, budgets.slow, _reason_of_stalled(thread, row, after), row)
+
+
+def _stands(before: Reading, after: Reading, seconds: float) -> bool:
+    """Whether the step in hand is what everybody waits for: then nobody starves."""
+    old, row = before.rows.get("leader.loop"), after.rows.get("leader.loop")
+    if old is None or row is None or not (old.pending and row.pending and old.progress == row.progress):
+        return False
+    return after.at_s - old.progressed_s > seconds
 
 
 def _reason_of_stalled(thread: Watched, row: RowReading, after: Reading) -> tuple[str, str]:
@@ -246,9 +256,9 @@ def _judge_slow(age: float, budget: float, slow: float, blame: tuple[str, str], 
 
 
 def _expected(row: RowReading, after: Reading) -> int:
-    """The leader knows how long the step should take that a rank is at."""
+    """The leader knows how long the step should take that a rank is at, and that those who wait sit out."""
     leader = after.rows.get("leader.loop")
-    if leader is not None and row.name.startswith("rank"):
+    if leader is not None and (row.name.startswith("rank") or row.name == "leader.queue"):
         return max(row.expected_ns, leader.expected_ns)
     return row.expected_ns
 
