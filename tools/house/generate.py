@@ -16,6 +16,7 @@ from grpc_tools import protoc
 
 from sluice_engine.health import metrics
 from sluice_operator import metrics as operator_metrics
+from sluice_operator import reasons
 from sluice_operator.api import crd, reference
 from sluice_protocol import lease
 
@@ -43,6 +44,7 @@ def main() -> int:
         "docs/protocol.md": lease.render_markdown(),
         "docs/metrics.md": metrics.render_markdown() + "\n" + operator_metrics.render_markdown(),
         "docs/modeldeployment.md": reference.render_markdown(),
+        "docs/kubernetes/troubleshooting.md": reasons.render_troubleshooting(),
         "charts/sluice-crds/templates/modeldeployments.yaml": crd.render_yaml(),
         "charts/sluice/README.md": chart_values.render_markdown(ROOT / "charts" / "sluice"),
         **{
