@@ -207,9 +207,9 @@ _TROUBLE = """\
 
 <!-- Generated from operator/sluice_operator/reasons.py by tools/house/generate.py (`make proto`). -->
 
-`kubectl get mdep` shows as REASON the first of Accepted, Placed, PrefillReady, DecodeReady, GatewayReady and Routable that
-is not True: look there first, the later ones follow from it. `kubectl describe mdep NAME` has the message: what, where, what
-to do. The reasons of engines that died or are wedged are in [health.md](../health.md#what-to-do-for-each-reason).
+`kubectl get mdep` shows as REASON the first of Accepted, Placed, PrefillReady, DecodeReady, GatewayReady and Routable
+that is not True: look there first, the later ones follow from it. `kubectl describe mdep NAME` has the message: what,
+where, what to do. Reasons of engines that died or are wedged: [health.md](../health.md#what-to-do-for-each-reason).
 """
 
 
