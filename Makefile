@@ -60,7 +60,7 @@ images: $(LOCKED) ## build the images with docker and say how large they are (BA
 	$(BIN)/python images/build.py $(if $(BASE),--base $(BASE)) $(if $(CA_BUNDLE),--ca-bundle $(CA_BUNDLE)) --tag $(TAG)
 
 images-test: images ## build them and run each as the operator's pods do, under the restricted profile
-	SLUICE_IMAGES_TAG=$(TAG) $(PYTEST) -q -m images tests/images
+	SLUICE_IMAGES_TAG=$(TAG) SLUICE_IMAGES_BASE=$(BASE) SLUICE_IMAGES_CA_BUNDLE=$(CA_BUNDLE) $(PYTEST) -q -m images tests/images
 
 fmt: $(LOCKED) ## format and fix what can be fixed
 	$(BIN)/ruff format .

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fake_hub import FakeHub
 from pod_in_docker import Network, Pod, docker, why_no_docker
 
 from sluice_operator import certificates, names
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import from_json
-from sluice_operator.names import ENGINE_ROLES, PodRole
+from sluice_operator.names import PodRole
 from sluice_operator.render.engine import SPEC_FILE
 from sluice_operator.render.revision import StandardRenderer
 
@@ -25,6 +26,7 @@ CHART_IMAGE = "registry.local/sluice-control:1"
 IMAGES = {"control:1": CONTROL, CHART_IMAGE: CONTROL, "sluice-engine:1": ENGINE}
 MODEL = "/opt/sluice/models/recall-1m"
 NAME, NAMESPACE, REVISION = "m", "ns", "r1"
+HUB_TOKEN = "hf_of_the_test"
 SPEC: ModelDeploymentSpec = from_json(
     ModelDeploymentSpec,
     {
@@ -63,9 +65,7 @@ def files() -> dict[str, dict[str, bytes]]:
         for role in PodRole
     }
     told[names.key_secret(NAME)] = {"key": secrets.token_hex(16).encode()}
-    data = StandardRenderer("control:1").engine(NAME, SPEC, REVISION)
-    for role in ENGINE_ROLES:
-        told[names.engine_name(NAME, role, REVISION)] = {SPEC_FILE: data[role.value]["file"].encode()}
+    told["hub-token"] = {"token": HUB_TOKEN.encode()}
     told["serviceaccount"] = {"token": b"t", "ca.crt": authority.certificate, "namespace": NAMESPACE.encode()}
     return told
 
@@ -76,19 +76,20 @@ class Pods:
     def __init__(self, network: Network, folder: Path, files: dict[str, dict[str, bytes]]) -> None:
         self.network, self.folder, self.files = network, folder, files
 
-    def engine(self, role: PodRole, spec: ModelDeploymentSpec = SPEC) -> Pod:
+    def engine(self, role: PodRole, spec: ModelDeploymentSpec = SPEC, **changes: object) -> Pod:
         data = StandardRenderer("control:1").engine(NAME, spec, REVISION)
-        return self.make(data[role.value]["template"], f"{NAME}-{role}")
+        config = {names.engine_name(NAME, role, REVISION): {SPEC_FILE: data[role.value]["file"].encode()}}
+        return self.make(data[role.value]["template"], f"{NAME}-{role}", files=self.files | config, **changes)
 
-    def gateway(self, *members: str) -> Pod:
+    def gateway(self, *members: str, spec: ModelDeploymentSpec = SPEC, **changes: object) -> Pod:
         """`members`: in place of what a cluster would tell it."""
 
         def edit(command: list[str]) -> list[str]:
             at = command.index("--discover")
             return [*command[:at], *members, *command[at + 2 :]]
 
-        template = StandardRenderer("control:1").gateway(NAME, SPEC, REVISION)
-        return self.make(template, f"{NAME}-gateway", edit=edit)
+        template = StandardRenderer("control:1").gateway(NAME, spec, REVISION)
+        return self.make(template, f"{NAME}-gateway", edit=edit, **changes)
 
     def chart(self, kind: str, **changes: object) -> Pod:
         """Of that kind in the chart: the operator's Deployment, or helm's test."""
@@ -97,7 +98,14 @@ class Pods:
         return self.make(item if kind == "Pod" else item["spec"]["template"], item["metadata"]["name"], **changes)
 
     def make(self, template: object, name: str, **changes: object) -> Pod:
-        return Pod(template, self.network, self.folder / name, self.files, IMAGES, name, NAMESPACE, **changes)  # type: ignore[arg-type]
+        told = {"files": self.files, "images": IMAGES, "name": name, "namespace": NAMESPACE} | changes
+        return Pod(template, self.network, self.folder / name, **told)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    with FakeHub(ROOT / "models" / "recall-1m", HUB_TOKEN) as made:
+        yield made
 
 
 @pytest.fixture

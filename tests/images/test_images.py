@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
+import time
 import urllib.request
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from pod_in_docker import docker
+from pod_in_docker import Pod, docker
 
+from sluice_operator.api.spec import ModelDeploymentSpec
+from sluice_operator.api.value import from_json
 from sluice_operator.names import PodRole
 from sluice_operator.render import ports
 from sluice_operator.render.engine import USER
 
 pytestmark = [pytest.mark.images, pytest.mark.timeout(280), pytest.mark.usefixtures("built")]
 
+ROOT = Path(__file__).resolve().parents[2]
 TAG = os.environ.get("SLUICE_IMAGES_TAG", "dev")
 COMPILERS = ("cc", "gcc", "g++", "clang", "ld", "as", "make", "rustc", "go", "nvcc")
 SAID = """
@@ -96,8 +105,80 @@ def test_three_pods_answer_a_question(pods):
             with urllib.request.urlopen(request, timeout=60) as answer:
                 told = json.load(answer)
             assert told["choices"][0]["message"]["content"] == "The code of amber falcon is 4719."
-            status = json.loads(decode.get("/status", ports.PROBE)[1])
-            assert status["transfers"]["counters"]["bytes"] > 0
+            # The flight recorder is written now and then, not at every READ.
+            until(lambda: counters(decode).get("bytes", 0) > 0)
+
+
+def counters(engine: Pod) -> dict[str, int]:
+    """Of its transport."""
+    told: dict[str, int] = json.loads(engine.get("/status", ports.PROBE)[1])["transfers"]["counters"]
+    return told
+
+
+def until(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_a_model_of_the_hub_is_downloaded_before_the_engine_starts(pods, hub):
+    """With what a restricted pod may write to; the token goes along, and gateways take the small files alone."""
+    spec = from_json(
+        ModelDeploymentSpec,
+        {
+            "model": {"uri": f"hf://{hub.repository}@{hub.commit}", "hub": {"tokenSecret": "hub-token"}},
+            "image": {"repository": "sluice-engine", "tag": "1"},
+            "accelerator": {"type": "CPU"},
+        },
+        "spec",
+    )
+    environment = {"HF_ENDPOINT": f"http://{pods.network.gateway}:{hub.port}", "HF_HUB_DISABLE_XET": "1"}
+    with pods.engine(PodRole.PREFILL, spec, environment=environment) as pod:
+        pod.until("readinessProbe")
+    assert hub.served("config.json", "model.safetensors", "tokenizer.json")
+    # The client's own, public list of what it may run under.
+    assert hub.strangers <= {"/api/agent-harnesses"}
+    hub.forget()
+    with pods.gateway(spec=spec, environment=environment) as pod:
+        pod.until("readinessProbe")
+    assert hub.served("config.json", "tokenizer.json")
+    assert not hub.served("model.safetensors")
+
+
+def test_a_change_of_code_moves_the_last_layer_alone(tmp_path):
+    """Built again as it was, of a copy in which one package says one thing more."""
+    told = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30)
+    context = tmp_path / "context"
+    for path in filter(None, told.stdout.split("\0")):
+        (context / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, context / path)
+    with (context / "operator/sluice_operator/__init__.py").open("a") as file:
+        file.write("CHANGED = True\n")
+    # As `make images-test` has built them, or the layers below would be others.
+    options = [f"--{name}={value}" for name in ("base", "ca-bundle") if (value := os.environ.get(setting(name)))]
+    tag = f"changed-{tmp_path.parent.name}"
+    try:
+        subprocess.run(
+            [sys.executable, "images/build.py", *options, "--tag", tag, "control"], cwd=context, check=True, timeout=270
+        )
+        before, after = layers(f"sluice-control:{TAG}"), layers(f"sluice-control:{tag}")
+        assert before[:-1] == after[:-1]
+        assert before[-1] != after[-1]
+        code = "import sluice_operator; print(sluice_operator.CHANGED)"
+        words = ["run", "--rm", "--network", "none", f"sluice-control:{tag}", "python", "-c", code]
+        assert docker(*words).strip() == "True"
+    finally:
+        docker("rmi", "--force", f"sluice-control:{tag}")
+
+
+def setting(name: str) -> str:
+    return f"SLUICE_IMAGES_{name.upper().replace('-', '_')}"
+
+
+def layers(image: str) -> list[str]:
+    told: list[str] = json.loads(docker("inspect", "--format", "{{json .RootFS.Layers}}", image))
+    return told
 
 
 def test_an_operator_lives_while_the_api_server_is_away_and_helms_test_finds_it(pods):

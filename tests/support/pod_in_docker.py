@@ -60,6 +60,11 @@ class Network:
     def __exit__(self, *exc: object) -> None:
         docker("network", "rm", self.name)
 
+    @property
+    def gateway(self) -> str:
+        """This machine, as the pods see it."""
+        return f"{self._prefix}.1"
+
     def address(self) -> str:
         self._last += 1
         return f"{self._prefix}.{self._last}"
@@ -124,12 +129,14 @@ class Pod:
         return ["--entrypoint", first, self.images[container["image"]], *rest]
 
     def _environment(self, container: Object) -> dict[str, str]:
-        facts = {"metadata.name": self.name, "metadata.namespace": self.namespace, "status.podIP": self.address}
-        told = {
-            env["name"]: env["value"] if "value" in env else facts[env["valueFrom"]["fieldRef"]["fieldPath"]]
-            for env in container.get("env", ())
-        }
+        told = {env["name"]: env.get("value") or self._value(env["valueFrom"]) for env in container.get("env", ())}
         return told | dict(self.environment)
+
+    def _value(self, source: Object) -> str:
+        if "secretKeyRef" in source:
+            return self.files[source["secretKeyRef"]["name"]][source["secretKeyRef"]["key"]].decode()
+        facts = {"metadata.name": self.name, "metadata.namespace": self.namespace, "status.podIP": self.address}
+        return facts[source["fieldRef"]["fieldPath"]]
 
     def _security(self, container: Object) -> list[str]:
         pod, own = self.spec["securityContext"], container["securityContext"]

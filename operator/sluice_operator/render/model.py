@@ -64,7 +64,9 @@ def _hub(rest: str, hub: HubSpec, image: ImageSpec, only: str) -> ModelSource:
     command = ["hf", "download", repository, "--revision", revision, "--local-dir", path]
     download = _init("download", image, command + (["--include", only] if only else []))
     download["volumeMounts"].append({"name": "model", "mountPath": MOUNT})
-    download["env"].append({"name": "HF_HOME", "value": "/tmp/hf"})
+    # It asks the hub for the model, and nobody for anything else.
+    quiet = ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_UPDATE_CHECK")
+    download["env"] += [{"name": "HF_HOME", "value": "/tmp/hf"}, *({"name": name, "value": "1"} for name in quiet)]
     if hub.token_secret:
         source = {"secretKeyRef": {"name": hub.token_secret, "key": "token"}}
         download["env"].append({"name": "HF_TOKEN", "valueFrom": source})
