@@ -263,6 +263,7 @@ async def test_the_queue_is_first_come_first_served(start: Any) -> None:
     assert list(dict.fromkeys(prompts)) == list("012345")
 
 
+@pytest.mark.slow
 async def test_under_random_faults_every_answer_is_right_and_nothing_is_left(start: Any) -> None:
     """One seed, many requests, faults of all kinds on both decode engines."""
     rng = random.Random(4)

@@ -203,6 +203,24 @@ def test_a_sequence_that_waits_through_one_long_step_has_that_steps_budget():
     assert wedged(engine.run(2.0)) == (Reason.QUEUE_STARVED, "leader.queue")
 
 
+@pytest.mark.parametrize("pending", [0, 1])
+def test_a_long_step_keeps_its_budget_until_the_rank_has_moved_on(pending):
+    """The leader has the result and expects nothing more; the rank has not come round to its next tick. Seen on a busy
+    machine: a step of 11 s, a floor of 5 s, killed in that moment."""
+    engine = Engine()
+    engine.set("leader.loop", pending=1, expected_ns=int(5e9))
+    engine.set("rank0.loop", pending=pending)
+    engine.freeze("rank0.loop")
+    assert not engine.run(5 * BUDGETS.floor_s).is_fatal
+    engine.set("leader.loop", pending=0, expected_ns=0)
+    assert not engine.run(1.0).is_fatal
+    engine.no_ticks, engine.no_progress = set(), set()
+    engine.set("rank0.loop", pending=0)
+    engine.run(1.0)
+    engine.freeze("rank0.loop")  # and what it had been allowed is over with the step
+    assert wedged(engine.run(BUDGETS.floor_s + 1)) == (Reason.RANK_FROZEN, "rank0.loop")
+
+
 def test_every_reason_of_a_wedge_is_in_a_table():
     tabled = {row[2] for row in FROZEN} | {row[2] for row in STALLED} | {Reason.START_STALLED}
     deaths = {row[1] for row in DEATHS} | {Reason.THREAD_DEAD, Reason.DRAIN_STALLED}  # the last is the supervisor's own
