@@ -36,7 +36,9 @@ RUN cd /source && /tools/with-ca /tools/uv/bin/uv build --quiet --no-cache --whe
     opt/sluice/models | tar -x -C /code
 
 FROM ${BASE}
-ENV PATH=/opt/sluice/bin:/usr/local/bin:/usr/bin:/bin HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# No module is looked for in the folder a process starts in, which others may write to.
+ENV PATH=/opt/sluice/bin:/usr/local/bin:/usr/bin:/bin HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONSAFEPATH=1
 RUN echo 'sluice:x:65532:65532:sluice:/tmp:/usr/sbin/nologin' >> /etc/passwd && echo 'sluice:x:65532:' >> /etc/group
 COPY --from=dependencies /opt/sluice /opt/sluice
 COPY --from=code /code /

@@ -93,6 +93,10 @@ class TestEach:
         chart = (ROOT / "charts/sluice/templates/deployment.yaml").read_text()
         assert set(re.findall(r"runAs(?:User|Group): (\d+)", chart)) == {str(USER)}
 
+    def test_nothing_is_imported_from_a_folder_that_others_may_write_to(self, name):
+        (environment,) = [line for line in final_stage(name) if line.startswith("ENV")]
+        assert "PYTHONSAFEPATH=1" in environment.split()
+
     def test_the_code_is_the_last_layer_and_the_dependencies_follow_from_the_lock_alone(self, name):
         copies = [line for line in final_stage(name) if line.startswith("COPY")]
         assert [re.search(r"--from=(\w+)", line)[1] for line in copies] == ["dependencies", "code"]
