@@ -32,11 +32,12 @@ RUN cd /source && /tools/with-ca /tools/uv/bin/uv build --quiet --no-cache --whe
     opt/sluice/models | tar -x -C /code
 
 FROM ${BASE}
+# First, and large: nothing but the lock changes what lies below it.
+COPY --from=dependencies /opt/sluice /opt/sluice
 # No module is looked for in the folder a process starts in, which others may write to.
 ENV PATH=/opt/sluice/bin:/usr/local/bin:/usr/bin:/bin HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
     PYTHONSAFEPATH=1
 RUN echo 'sluice:x:65532:65532:sluice:/tmp:/usr/sbin/nologin' >> /etc/passwd && echo 'sluice:x:65532:' >> /etc/group
-COPY --from=dependencies /opt/sluice /opt/sluice
 COPY --from=code /code /
 USER 65532:65532
 WORKDIR /tmp
