@@ -179,23 +179,27 @@ def test_variables_of_a_dashboard_are_those_that_its_queries_use():
 
 
 def test_the_charts_policy_lets_the_operator_reach_what_it_asks_and_nobody_reach_more():
-    from sluice_operator.names import LABEL_DEPLOYMENT, PodRole
+    from sluice_operator.names import LABEL_ROLE, PodRole
     from sluice_operator.render import ports
     from sluice_operator.render.policies import FLOWS, OPERATOR
 
     rendered = list(yaml.safe_load_all((ROOT / "tests/cluster/golden/default.yaml").read_text()))
     policy = next(item for item in rendered if item and item["kind"] == "NetworkPolicy")["spec"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
-    to_pods = next(rule for rule in policy["egress"] if "to" in rule)
-    assert {port["port"] for port in to_pods["ports"]} == {flow.port for flow in FLOWS if flow.peer == OPERATOR}
-    assert {ports.ENGINE, ports.CONTROL} == {port["port"] for port in to_pods["ports"]}
-    assert {flow.role for flow in FLOWS if flow.peer == OPERATOR} == set(PodRole)
-    assert to_pods["to"] == [
-        {
-            "namespaceSelector": {},
-            "podSelector": {"matchExpressions": [{"key": LABEL_DEPLOYMENT, "operator": "Exists"}]},
-        }
-    ]
+    told: dict[str, set[int]] = {}
+    for rule in policy["egress"]:
+        for peer in rule.get("to", ()):
+            assert peer["namespaceSelector"] == {}
+            (expression,) = peer["podSelector"]["matchExpressions"]
+            assert (expression["key"], expression["operator"]) == (LABEL_ROLE, "In")
+            for role in expression["values"]:
+                told.setdefault(role, set()).update(port["port"] for port in rule["ports"])
+    asked = {
+        role.value: {flow.port for flow in FLOWS if (flow.peer, flow.role) == (OPERATOR, role)} for role in PodRole
+    }
+    assert told.keys() == asked.keys()
+    for role, wanted in asked.items():
+        assert wanted <= told[role] <= wanted | {ports.PROBE}
     deployment = next(item for item in rendered if item and item["kind"] == "Deployment")["spec"]["template"]
     assert policy["podSelector"]["matchLabels"].items() <= deployment["metadata"]["labels"].items()
     open_ports = {port["containerPort"] for port in deployment["spec"]["containers"][0]["ports"]}

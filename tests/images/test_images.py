@@ -127,20 +127,22 @@ def test_a_model_of_the_hub_is_downloaded_before_the_engine_starts(pods, hub):
     spec = from_json(
         ModelDeploymentSpec,
         {
-            "model": {"uri": f"hf://{hub.repository}@{hub.commit}", "hub": {"tokenSecret": "hub-token"}},
+            "model": {
+                "uri": f"hf://{hub.repository}@{hub.commit}",
+                "hub": {"tokenSecret": "hub-token", "endpoint": f"http://{pods.network.gateway}:{hub.port}"},
+            },
             "image": {"repository": "sluice-engine", "tag": "1"},
             "accelerator": {"type": "CPU"},
         },
         "spec",
     )
-    environment = {"HF_ENDPOINT": f"http://{pods.network.gateway}:{hub.port}", "HF_HUB_DISABLE_XET": "1"}
-    with pods.engine(PodRole.PREFILL, spec, environment=environment) as pod:
+    with pods.engine(PodRole.PREFILL, spec) as pod:
         pod.until("readinessProbe")
     assert hub.served("config.json", "model.safetensors", "tokenizer.json")
     # The client's own, public list of what it may run under.
     assert hub.strangers <= {"/api/agent-harnesses"}
     hub.forget()
-    with pods.gateway(spec=spec, environment=environment) as pod:
+    with pods.gateway(spec=spec) as pod:
         pod.until("readinessProbe")
     assert hub.served("config.json", "tokenizer.json")
     assert not hub.served("model.safetensors")

@@ -20,7 +20,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "all-namespaces": ("--set", "watch.allNamespaces=true,nodes.read=true,podMonitor.allow=true"),
     "monitored": (
         *("--set", "monitoring.podMonitor=true,monitoring.rules=true,monitoring.dashboards=true"),
-        *("--set-string", "monitoring.labels.release=prometheus", "--set", "networkPolicy.enabled=false"),
+        *("--set-string", "monitoring.labels.release=prometheus", "--set", "networkPolicy.create=false"),
     ),
     "two-namespaces": (
         *("--set", "watch.namespaces={a,b},replicas=1,image.pullSecrets={registry},priorityClassName=high"),

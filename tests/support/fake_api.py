@@ -115,7 +115,8 @@ def _tls(host: str, authority: Issued, folder: Path) -> ssl.SSLContext:
     pem = folder / "api.pem"
     form, secret = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     pem.write_bytes(
-        certificate.public_bytes(serialization.Encoding.PEM) + key.private_bytes(serialization.Encoding.PEM, form, secret)
+        certificate.public_bytes(serialization.Encoding.PEM)
+        + key.private_bytes(serialization.Encoding.PEM, form, secret)
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
