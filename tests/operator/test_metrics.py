@@ -10,7 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from sluice_operator import metrics
 from sluice_operator.cluster import Cluster, NotFound, Unreachable
 from sluice_operator.connection import Connection
-from sluice_operator.fleet import SilentFleet
 from sluice_operator.probes import Probes
 from sluice_operator.render.revision import StandardRenderer
 from sluice_operator.run import Operator, Options
@@ -65,7 +64,7 @@ def test_what_is_not_known_is_not_told():
 
 
 async def test_a_replica_answers_with_its_own_facts():
-    operator = Operator(NOWHERE, Options("one", "sluice"), StandardRenderer("image"), SilentFleet())
+    operator = Operator(NOWHERE, Options("one", "sluice"), StandardRenderer("image"), fleet=None)
     operator.work.add(("ns", "a"))
     probes = Probes(operator.answer)
     port = await probes.start("127.0.0.1", 0)
