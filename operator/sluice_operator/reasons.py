@@ -194,9 +194,7 @@ def render_table() -> str:
 _SECTIONS: Mapping[str, str] = {
     "Accepted": "kubectl describe mdep NAME",
     "Placed": "kubectl get mdep NAME -o jsonpath='{.status.placement}'",
-    "PrefillReady": "kubectl get pods -l sluice.dev/deployment=NAME,sluice.dev/role=prefill",
-    "DecodeReady": "kubectl get pods -l sluice.dev/deployment=NAME,sluice.dev/role=decode",
-    "GatewayReady": "kubectl get pods -l sluice.dev/deployment=NAME,sluice.dev/role=gateway",
+    _ENGINES: "kubectl get pods -l sluice.dev/deployment=NAME -L sluice.dev/role",
     "Routable": "kubectl logs -l sluice.dev/deployment=NAME,sluice.dev/role=gateway",
     "Progressing": "kubectl get controllerrevisions -l sluice.dev/deployment=NAME --show-labels",
     "Degraded": "kubectl get mdep NAME -o jsonpath='{.status.incidents}'",
@@ -214,12 +212,13 @@ where, what to do. Reasons of engines that died or are wedged: [health.md](../he
 
 
 def render_troubleshooting() -> str:
-    """Markdown: docs/kubernetes/troubleshooting.md, a table per condition."""
+    """Markdown: docs/kubernetes/troubleshooting.md, a table per condition, or per three that share their reasons."""
     parts = [_TROUBLE]
-    for condition, command in _SECTIONS.items():
-        rows = [(r, e) for r, e in REASONS.items() if condition in e.conditions.split(", ")]
+    for conditions, command in _SECTIONS.items():
+        met = set(conditions.split(", "))
+        rows = [(reason, entry) for reason, entry in REASONS.items() if met & set(entry.conditions.split(", "))]
         parts += [
-            f"## {condition}\n",
+            f"## {conditions}\n",
             f"```sh\n{command}\n```\n",
             "| reason | meaning | what to do |",
             "| --- | --- | --- |",

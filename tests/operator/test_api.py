@@ -20,7 +20,7 @@ from sluice_operator.api.schema import object_schema
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.api.value import from_json, to_json
-from sluice_operator.reasons import REASONS, Reason
+from sluice_operator.reasons import REASONS, Reason, render_troubleshooting
 
 MINIMAL = {
     "model": {"uri": "pvc://models/tiny"},
@@ -205,4 +205,6 @@ def test_every_reason_has_a_meaning_and_the_docs_have_all():
     assert set(REASONS) == set(Reason)
     text = reference.render_markdown()
     assert all(f"| `{reason}` |" in text for reason in Reason)
+    trouble = render_troubleshooting()
+    assert all(trouble.count(f"| `{reason}` |") == 1 for reason in Reason)
     assert "`decode.scaling.auto.behavior.scaleUp.policies[].periodSeconds`" in text
