@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pod_in_docker import Pod, docker
@@ -96,17 +98,26 @@ def test_three_pods_answer_a_question(pods):
         with pods.gateway(*members) as gateway:
             gateway.until("readinessProbe")
             messages = json.loads(prefill.run_in("cat", "/opt/sluice/models/recall-1m/sample.json"))["messages"]
-            body = {"model": "recall-1m", "messages": messages, "temperature": 0}
-            request = urllib.request.Request(
-                f"http://{gateway.address}:{ports.HTTP}/v1/chat/completions",
-                json.dumps(body).encode(),
-                {"Content-Type": "application/json"},
-            )
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                told = json.load(answer)
+            told = ask(gateway, {"model": "recall-1m", "messages": messages, "temperature": 0})
             assert told["choices"][0]["message"]["content"] == "The code of amber falcon is 4719."
             # The flight recorder is written now and then, not at every READ.
             until(lambda: counters(decode).get("bytes", 0) > 0)
+
+
+def ask(gateway: Pod, body: object, timeout_s: float = 60.0) -> dict[str, Any]:
+    """A chat completion. 503 until the gateway has reached its engines, which it is ready without. AssertionError with
+    its log if that goes on."""
+    url, deadline = f"http://{gateway.address}:{ports.HTTP}/v1/chat/completions", time.monotonic() + timeout_s
+    while True:
+        request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+                told: dict[str, Any] = json.load(answer)
+                return told
+        except urllib.error.HTTPError as error:
+            if error.code != 503 or time.monotonic() > deadline:
+                raise AssertionError(f"{error.code}: {error.read().decode()}: {gateway.log()[-3000:]}") from error
+        time.sleep(0.2)
 
 
 def counters(engine: Pod) -> dict[str, int]:
