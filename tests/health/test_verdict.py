@@ -194,6 +194,17 @@ def test_who_waits_for_a_step_that_stands_does_not_starve():
     assert wedged(engine.run(BUDGETS.floor_s + 2)) == (Reason.RANK_FROZEN, "rank1.loop")
 
 
+def test_who_waits_and_nothing_runs_starves_all_the_same():
+    """The leader's own row says so too, a moment later."""
+    engine = Engine()
+    engine.set("leader.queue", pending=2)
+    engine.no_progress = {"leader.queue"}
+    engine.run(0.5)
+    engine.set("leader.loop", pending=2)
+    engine.no_progress |= {"leader.loop"}
+    assert wedged(engine.run(BUDGETS.floor_s + 2)) == (Reason.QUEUE_STARVED, "leader.queue")
+
+
 def test_a_sequence_that_waits_through_one_long_step_has_that_steps_budget():
     engine = Engine()
     engine.set("leader.loop", pending=1, expected_ns=int(5e9))

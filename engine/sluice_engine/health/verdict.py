@@ -204,7 +204,7 @@ def _frozen_work(before: Reading, after: Reading, budgets: Budgets, watched: Seq
 def _stands(before: Reading, after: Reading, seconds: float) -> bool:
     """Whether the step in hand is what everybody waits for: then nobody starves."""
     old, row = before.rows.get("leader.loop"), after.rows.get("leader.loop")
-    if old is None or row is None or not (old.pending and row.pending and old.progress == row.progress):
+    if old is None or row is None or not (old.pending and row.pending and old.progress == row.progress < row.step):
         return False
     return after.at_s - old.progressed_s > seconds
 
