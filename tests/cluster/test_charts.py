@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
@@ -58,6 +59,8 @@ def test_they_render_as_was_agreed(variant):
         (("--set", "resyncSeconds=1"), "resyncSeconds"),
         (("--set", "image.pullPolicy=Sometimes"), "pullPolicy"),
         (("--set", "webhook.enabled=true"), "webhook"),
+        (("--set", "networkPolicy.apiServerPorts={0}"), "apiServerPorts"),
+        (("--set", "monitoring.dashboards=yes"), "dashboards"),
     ],
 )
 def test_values_that_make_no_sense_are_refused_by_name(values, words):
@@ -202,3 +205,61 @@ def test_they_come_and_go_in_either_order_and_deployments_outlive_both(plane, cl
     client.until(served.path, lambda there: there is None)
     run("uninstall", "sluice")
     run("uninstall", "crds")
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_helms_test_is_a_pod_that_a_restricted_namespace_takes_and_its_end_is_what_helm_says(
+    plane, client, namespace, nodes, phase
+):
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    client.merge(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": label}})
+
+    def run(*words, fails=False):
+        return helm(*words, f"--namespace={namespace}", kubeconfig=plane.kubeconfig, fails=fails)
+
+    run("install", "sluice", str(CHARTS / "sluice"), *IMAGE)
+    pod = KINDS["Pod"].path(namespace, "sluice-operator-test")
+    with ThreadPoolExecutor(1) as pool:
+        testing = pool.submit(run, "test", "sluice", "--timeout=90s", fails=phase == "Failed")
+        # Nobody runs it here: it is played until it runs, and what it would say by us.
+        client.until(pod, lambda there: there is not None and there["status"]["phase"] == "Running")
+        client.merge(f"{pod}/status", {"status": {"phase": phase}})
+        told = testing.result(timeout=100)
+    assert phase in told
+    if phase == "Succeeded":
+        client.until(pod, lambda there: there is None)
+    run("uninstall", "sluice")
+
+
+def test_what_watches_it_is_taken_where_its_kinds_are(plane, client, namespace):
+    """The dashboards need nothing; PodMonitor and PrometheusRule come with the Prometheus operator."""
+    values = ("--set", "monitoring.dashboards=true")
+    helm(
+        "install",
+        "sluice",
+        str(CHARTS / "sluice"),
+        *IMAGE,
+        *values,
+        f"--namespace={namespace}",
+        kubeconfig=plane.kubeconfig,
+    )
+    boards = client.items(f"/api/v1/namespaces/{namespace}/configmaps?labelSelector=grafana_dashboard%3D1")
+    assert len(boards) == 2
+    for board in boards:
+        ((name, text),) = board["data"].items()
+        assert json.loads(text) == json.loads((CHARTS / "sluice/monitoring/dashboards" / name).read_text())
+    told = helm(
+        *(
+            "upgrade",
+            "sluice",
+            str(CHARTS / "sluice"),
+            *IMAGE,
+            "--set",
+            "monitoring.rules=true",
+            f"--namespace={namespace}",
+        ),
+        kubeconfig=plane.kubeconfig,
+        fails=True,
+    )
+    assert 'no matches for kind "PrometheusRule"' in told
+    helm("uninstall", "sluice", f"--namespace={namespace}", kubeconfig=plane.kubeconfig)
