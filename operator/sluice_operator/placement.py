@@ -227,7 +227,8 @@ def place(spec: ModelDeploymentSpec, nodes: Sequence[Node] | None, pods: Iterabl
     rows = tuple(Row(node.name, request.role, why_not(node, request)) for request in requests for node in nodes)
     fits = {row.node for row in rows if row.refusal is None}
     matching = len({row.node for row in rows if row.refusal is None or row.refusal.requirement.endswith("are free")})
-    reasons = (*_counted(rows), *quotes)
+    # Status has room for a few only, and what the scheduler says is worth most.
+    reasons = (*quotes, *_counted(rows))
 
     def no(reason: Reason, detail: str) -> Placement:
         return Placement(ConditionStatus.FALSE, reason, tell(reason, detail), matching, reasons, rows)

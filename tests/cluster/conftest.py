@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from cluster_tools import why_missing
 from control_plane import ControlPlane
+from operator_process import FORGE
 
 _NUMBERS = itertools.count(1)
 
@@ -26,6 +27,13 @@ def tools():
     if told := why_missing():
         assert not os.environ.get("CI"), told
         pytest.skip(told)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forge():
+    """Started by the first operator that is wanted."""
+    yield
+    FORGE.close()
 
 
 @pytest.fixture(scope="session")

@@ -52,7 +52,7 @@ def cpu_s(pid):
 
 def test_many_deployments_converge_and_then_cost_nothing(plane):
     client = plane.client()
-    with OperatorProcess(plane, "op", "default", *PATIENT) as operator:
+    with OperatorProcess(plane, "op", "default", *PATIENT, is_forked=False) as operator:
         operator.wait_for("leading")
         before = {name: cpu_s(pid) for name, pid in plane.pids.items()} | {"operator": cpu_s(operator.pid)}
         began, began_at = time.monotonic(), time.time()

@@ -8,6 +8,7 @@ from operator_cluster import manifest
 from sluice_operator.accept import parse
 from sluice_operator.api.enums import ConditionStatus
 from sluice_operator.api.spec import ModelDeploymentSpec
+from sluice_operator.api.status import MAX_REASONS
 from sluice_operator.api.value import from_json
 from sluice_operator.names import PodRole
 from sluice_operator.node import read_node, used_gpus
@@ -194,6 +195,12 @@ def test_the_schedulers_own_words_are_quoted():
     assert words in told.message
     blind = place(spec(), None, [pending(words)])
     assert (blind.status, blind.reason) == (ConditionStatus.FALSE, "Unschedulable")
+
+
+def test_the_schedulers_words_are_not_crowded_out_of_status():
+    told = place(spec({"computeMajor": [10]}), list(POOLS.values()), [pending("words")])
+    assert len(told.reasons) > MAX_REASONS
+    assert told.reasons[0] == "Pod m-decode-1: words"
 
 
 def test_without_a_right_to_see_nodes_nothing_is_claimed():

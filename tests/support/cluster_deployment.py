@@ -60,6 +60,15 @@ class Served:
         wanted = {f"registry.local/sluice-engine:{tag}"}
         self.until_children("Pod", lambda pods: {image_of(pod) for pod in pods if is_engine(pod)} == wanted)
 
+    def until_quoted(self, words: str, timeout_s: float = READY_S) -> list[str]:
+        """What status quotes of the scheduler, once `words` are among it."""
+
+        def told(there: Any) -> list[str]:
+            reasons = there.get("status", {}).get("placement", {}).get("reasons", [])
+            return [reason for reason in reasons if words in reason]
+
+        return self.client.until(self.path, told, timeout_s)
+
     def children(self, *kinds: str) -> Iterator[Any]:
         for kind in kinds:
             query = f"?labelSelector={LABEL_DEPLOYMENT}={self.name}"
@@ -87,6 +96,10 @@ def image_of(pod: Any) -> str:
 def is_engine(pod: Any) -> bool:
     """One that is not going."""
     return pod["metadata"]["labels"]["sluice.dev/role"] != "gateway" and not is_ending(pod)
+
+
+def is_scheduled(pod: Any) -> bool:
+    return bool(pod["spec"].get("nodeName"))
 
 
 def is_ending(item: Any) -> bool:

@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -63,12 +62,17 @@ def die_after(actions):
     Applier.obey = obeyed
 
 
-if __name__ == "__main__":
+def run(arguments):
+    """The exit status of an operator with these arguments, ours among them."""
     options = argparse.ArgumentParser(allow_abbrev=False)
     options.add_argument("--die-after", type=int)
     options.add_argument("--world", type=Path, default=Path("/nowhere"))
-    options.add_argument("--drained", type=Path, default=Path(tempfile.mkdtemp()) / "drained")
-    own, rest = options.parse_known_args()
+    options.add_argument("--drained", type=Path, required=True)
+    own, rest = options.parse_known_args(arguments)
     if own.die_after is not None:
         die_after(own.die_after)
-    sys.exit(main(rest, KwokFleet(own.world, own.drained)))
+    return main(rest, KwokFleet(own.world, own.drained))
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
