@@ -219,7 +219,7 @@ def place(spec: ModelDeploymentSpec, nodes: Sequence[Node] | None, pods: Iterabl
     """The first thing that is wrong, in the order in which somebody would want to know."""
     quotes = scheduler_quotes(pods)
     if nodes is None and quotes:
-        text = tell(Reason.UNSCHEDULABLE, " ".join(quotes))
+        text = tell(Reason.UNSCHEDULABLE, _quoted(quotes))
         return Placement(ConditionStatus.FALSE, Reason.UNSCHEDULABLE, text, 0, quotes)
     if nodes is None:
         return Placement(ConditionStatus.UNKNOWN, Reason.NODES_UNKNOWN, tell(Reason.NODES_UNKNOWN))
@@ -240,7 +240,7 @@ def place(spec: ModelDeploymentSpec, nodes: Sequence[Node] | None, pods: Iterabl
     if detail := _domain_too_small(requests, nodes):
         return no(Reason.DOMAIN_TOO_SMALL, detail)
     if quotes:
-        return no(Reason.UNSCHEDULABLE, " ".join(quotes))
+        return no(Reason.UNSCHEDULABLE, _quoted(quotes))
     full = "" if fits or not requests else " (all of them are full now)"
     message = f"{matching} of {len(nodes)} nodes match{full}."
     return Placement(ConditionStatus.TRUE, Reason.PLACED, message, matching, reasons, rows)
@@ -250,6 +250,12 @@ def scheduler_quotes(pods: Iterable[Pod]) -> tuple[str, ...]:
     """The scheduler's own words, once each, with one pod that they are about."""
     told = {pod.unschedulable: pod.name for pod in pods if not pod.node and pod.unschedulable and pod.is_member}
     return tuple(f"Pod {name}: {words}" for words, name in sorted(told.items()))
+
+
+def _quoted(quotes: Sequence[str]) -> str:
+    """One of them whole, for a message holds no two."""
+    more = f" (And {len(quotes) - 1} more in status.placement.reasons.)" if len(quotes) > 1 else ""
+    return quotes[0] + more
 
 
 def _counted(rows: Iterable[Row]) -> tuple[str, ...]:

@@ -15,10 +15,13 @@ _NUMBERS = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long begins first, so that no worker is left with it in the end."""
     here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.cluster)
+    mine = [item for item in items if here in item.path.parents]
+    for item in mine:
+        item.add_marker(pytest.mark.cluster)
+    ordered = iter(sorted(mine, key=lambda item: item.get_closest_marker("slow") is None))
+    items[:] = [next(ordered) if here in item.path.parents else item for item in items]
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +42,13 @@ def _forge():
 @pytest.fixture(scope="session")
 def plane(tools, tmp_path_factory):
     with ControlPlane(tmp_path_factory.mktemp("plane"), kwok=True) as running:
+        yield running
+
+
+@pytest.fixture
+def bare_plane(tools, tmp_path):
+    """Another one, without CRD, nodes or pods, to be treated as one likes."""
+    with ControlPlane(tmp_path) as running:
         yield running
 
 

@@ -16,8 +16,6 @@ from sluice_operator.names import OPERATOR_LABELS
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(280)]
 
-CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/modeldeployments.sluice.dev"
-
 
 @pytest.fixture(scope="module", autouse=True)
 def _tools(tools):
@@ -132,14 +130,13 @@ def test_with_the_charts_rights_alone_all_works_in_a_restricted_namespace(plane,
     assert forbidden == {"podmonitors"}
 
 
-def test_they_come_and_go_in_either_order_and_deployments_outlive_both(plane, client, namespace):
+def test_they_come_and_go_in_either_order_and_deployments_outlive_both(bare_plane):
     """helm keeps the CRD; installing it again under the same name and namespace adopts it."""
+    client, namespace = bare_plane.client(), "default"
 
     def run(*words):
-        return helm(*words, f"--namespace={namespace}", kubeconfig=plane.kubeconfig)
+        return helm(*words, f"--namespace={namespace}", kubeconfig=bare_plane.kubeconfig)
 
-    plane.kubectl("delete", "crd", "modeldeployments.sluice.dev", "--ignore-not-found")
-    client.until(CRD, lambda there: there is None)
     run("install", "crds", str(CHARTS / "sluice-crds"))
     client.until("/apis/sluice.dev/v1alpha1", bool)
     run("install", "sluice", str(CHARTS / "sluice"), *IMAGE)

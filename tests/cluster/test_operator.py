@@ -208,29 +208,6 @@ def test_requests_that_wait_wake_a_deployment_that_sleeps(plane, served, namespa
         assert there["spec"]["decode"]["replicas"] >= 1
 
 
-def test_gpus_of_the_right_kind_are_found_and_others_are_counted(plane, client, served, namespace):
-    major = "nvidia.com/gpu.compute.major"
-    gpu_node(client, f"hopper-{namespace}", {major: "9"})
-    with OperatorProcess(plane, f"op-{namespace}", namespace, "--nodes"):
-        served.create(accelerator={"type": "GPU", "gpu": {"computeMajor": [10]}})
-        told = served.until("Placed", "False", "NoNodeMatches")
-        assert "compute" in told["message"]
-        reasons = " ".join(client.get(served.path)["status"]["placement"]["reasons"])
-        assert "1 nodes fail: compute major in 10" in reasons
-        assert "nodes fail: node offers nvidia.com/gpu" in reasons
-        gpu_node(client, f"b200-{namespace}", {major: "10"})
-        served.until("Ready", "True", timeout_s=120)
-        assert {pod["spec"]["nodeName"] for pod in served.engines()} == {f"b200-{namespace}"}
-        assert client.get(served.path)["status"]["placement"]["matching"] == 1
-
-
-def gpu_node(client, name, labels):
-    sizes = {"cpu": "64", "memory": "1Ti", "pods": "100", "nvidia.com/gpu": "8"}
-    status = {"allocatable": sizes, "capacity": sizes}
-    body = {"kind": "Node", "metadata": {"name": name, "labels": labels}, "status": status}
-    client.create("/api/v1/nodes", body)
-
-
 def test_a_kind_that_the_cluster_has_not_is_done_without(plane, operator, served):
     """No Prometheus operator here."""
     served.create(monitoring={"podMonitor": True})
@@ -264,10 +241,13 @@ def test_a_newer_operator_restarts_no_engine(plane, operator, served, namespace)
         assert uids(served.engines()) == before
 
 
-def test_it_waits_for_the_crd_and_gives_its_lease_back(plane, namespace):
-    with OperatorProcess(plane, f"early-{namespace}", namespace) as early:
+def test_it_waits_for_the_crd_and_gives_its_lease_back(bare_plane):
+    client = bare_plane.client()
+    with OperatorProcess(bare_plane, "early", "default") as early:
+        early.wait_for("waiting for the CRD")
+        bare_plane.install_crd()
         early.wait_for("leading")
-        lease = KINDS["Lease"].path(namespace, "sluice-operator")
-        assert plane.client().get(lease)["spec"]["holderIdentity"]
+        lease = KINDS["Lease"].path("default", "sluice-operator")
+        assert client.get(lease)["spec"]["holderIdentity"]
         assert early.stop() == 0
-        assert plane.client().get(lease)["spec"]["holderIdentity"] in ("", None)
+        assert client.get(lease)["spec"]["holderIdentity"] in ("", None)

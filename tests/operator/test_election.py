@@ -12,7 +12,7 @@ TIMING = Timing(duration=20, deadline=10, period=2, call=8)
 
 
 class OneLease:
-    """The API server, as far as one Lease goes: versions are checked. `stuck`: PUTs are carried out and not answered."""
+    """The API server, as far as one Lease goes: versions are checked. `stuck`: it obeys, and does not answer."""
 
     def __init__(self):
         self.there, self.version = None, 0

@@ -197,6 +197,15 @@ def test_the_schedulers_own_words_are_quoted():
     assert (blind.status, blind.reason) == (ConditionStatus.FALSE, "Unschedulable")
 
 
+def test_one_of_several_is_quoted_whole():
+    long = "0/16 nodes are available: " + "1 node(s) had untolerated taint {a: b}, " * 5
+    told = place(spec(), [POOLS["b200"]], [pending("short"), pending(long)])
+    assert f"Pod m-decode-1: {long}" in told.message
+    assert "short" not in told.message
+    assert "1 more in status.placement.reasons" in told.message
+    assert told.message.endswith("Free or add what it names.")
+
+
 def test_the_schedulers_words_are_not_crowded_out_of_status():
     told = place(spec({"computeMajor": [10]}), list(POOLS.values()), [pending("words")])
     assert len(told.reasons) > MAX_REASONS
