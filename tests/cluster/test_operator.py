@@ -227,18 +227,41 @@ def test_scale_to_zero_and_back(plane, operator, served):
     assert served.client.get(served.path)["status"]["roles"]["decode"]["summary"] == "2/2"
 
 
-def test_a_newer_operator_restarts_no_engine(plane, operator, served, namespace):
+def test_operators_of_different_versions_take_turns_and_restart_no_engine(plane, operator, served, namespace):
+    """What was rendered for a revision stays as it is; the next revision is as whoever leads then would have it."""
     served.create()
     served.until("Ready", "True")
-    before = uids(served.engines())
-    assert operator.stop() == 0
-    newer = "--control-image=registry.local/sluice-control:2"
-    with OperatorProcess(plane, f"newer-{namespace}", namespace, newer) as later:
+    before, ours = uids(served.engines()), graces(served)
+    gateway = KINDS["Deployment"].path(namespace, "m-gateway")
+    newer = ("--control-image=registry.local/sluice-control:2", "--other-defaults")
+    with OperatorProcess(plane, f"newer-{namespace}", namespace, *newer) as later:
+        later.wait_for("standby")
+        assert operator.stop() == 0
         later.wait_for("leading")
-        gateway = KINDS["Deployment"].path(namespace, "m-gateway")
         served.client.until(gateway, lambda d: d["spec"]["template"]["spec"]["containers"][0]["image"].endswith(":2"))
+        served.change(decode={"replicas": 2})
         served.until("Ready", "True")
-        assert uids(served.engines()) == before
+        # The pod that was added is of the old rendering too: it is of the old revision.
+        assert uids(served.engines()) > before
+        assert graces(served) == ours
+        grown = uids(served.engines())
+        operator.start()
+        operator.wait_for("standby")
+        assert later.stop() == 0
+        operator.wait_for("leading")
+        served.client.until(gateway, lambda d: d["spec"]["template"]["spec"]["containers"][0]["image"].endswith(":1"))
+        served.until("Ready", "True")
+        assert uids(served.engines()) == grown
+        later.start()
+        later.wait_for("standby")
+        assert operator.stop() == 0
+        served.roll_to("2")
+        served.until_served("2", timeout_s=150)
+        assert graces(served) == {grace + 30 for grace in ours}
+
+
+def graces(served):
+    return {pod["spec"]["terminationGracePeriodSeconds"] for pod in served.engines()}
 
 
 def test_it_waits_for_the_crd_and_gives_its_lease_back(bare_plane):

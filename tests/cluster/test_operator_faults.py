@@ -19,6 +19,8 @@ from sluice_operator.election import LOST
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(280)]
 
 LEASE = "sluice-operator"
+# The exit status for a silent watch.
+SILENT = 5
 # Of a leader that is not to lose its lease while it stands still.
 PATIENT = ("--lease-duration-s=120", "--lease-deadline-s=100", "--lease-call-s=10")
 
@@ -120,6 +122,34 @@ def test_watches_that_are_cut_while_pods_vanish_leave_no_ghosts(plane, client, s
                 client.until(served.path, lambda there: there["status"]["roles"]["decode"]["summary"] == "2/2")
                 assert not uids(served.engines()) & gone
             assert operator.status()["failures"].get("Defect", 0) == 0
+
+
+def test_a_watch_that_is_open_and_silent_ends_the_operator_and_the_next_one_hears_all(plane, served, namespace):
+    """Neither an end nor an error: the way to the API server swallows what was open, and lets new calls through."""
+    with TcpProxy(port_of(plane.url)) as proxy:
+        options = ("--silent-s=6", "--resync-s=1", "--lease-duration-s=40", "--lease-deadline-s=30")
+        with OperatorProcess(plane, f"deaf-{namespace}", namespace, *options, url=proxy.url) as operator:
+            operator.wait_for("leading")
+            served.create()
+            served.until("Ready", "True")
+            # With watches that are heard, changes are no reason to end, for several times as long.
+            until = time.monotonic() + 14
+            while time.monotonic() < until:
+                touch(served)
+                assert operator.status()["state"] == "leading"
+                time.sleep(0.5)
+            assert proxy.swallow() > 5
+            touch(served)
+            assert operator.wait(60) == SILENT
+            assert f"the watch of modeldeployments is silent: no news of {namespace}/m" in operator.text()
+            operator.start()
+            operator.wait_for("leading")
+            served.roll_to("2")
+            served.until_served("2", timeout_s=150)
+
+
+def touch(served):
+    served.client.merge(served.path, {"metadata": {"labels": {"touched": str(time.monotonic_ns())}}})
 
 
 @pytest.mark.timeout(400)

@@ -6,16 +6,19 @@ An engine that is ready is idle and routed to; one that was told to drain is emp
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import sys
 import time
 from pathlib import Path
 
-from sluice_operator.__main__ import main
+from sluice_operator import __main__ as operator_main
+from sluice_operator import handlers
 from sluice_operator.apply import Applier
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.observed import EngineReport, GatewayReport, Load
+from sluice_operator.render.revision import StandardRenderer
 
 PAGES = 1000
 
@@ -62,16 +65,34 @@ def die_after(actions):
     Applier.obey = obeyed
 
 
+class OtherDefaults(StandardRenderer):
+    """Of an operator that renders engines otherwise than ours does: another default, a field that it alone knows."""
+
+    def engine(self, name, spec, revision):
+        told = copy.deepcopy(super().engine(name, spec, revision))
+        for role in told.values():
+            pod = role["template"]["spec"]
+            pod["terminationGracePeriodSeconds"] += 30
+            pod["containers"][0]["env"].append({"name": "FROM_ANOTHER_VERSION", "value": "1"})
+        return told
+
+
 def run(arguments):
     """The exit status of an operator with these arguments, ours among them."""
     options = argparse.ArgumentParser(allow_abbrev=False)
     options.add_argument("--die-after", type=int)
     options.add_argument("--world", type=Path, default=Path("/nowhere"))
     options.add_argument("--drained", type=Path, required=True)
+    options.add_argument("--silent-s", type=float, help="instead of the two minutes that a watch may be silent")
+    options.add_argument("--other-defaults", action="store_true", help="an operator of another version")
     own, rest = options.parse_known_args(arguments)
+    if own.silent_s is not None:
+        handlers.SILENT_S = own.silent_s
+    if own.other_defaults:
+        operator_main.StandardRenderer = OtherDefaults
     if own.die_after is not None:
         die_after(own.die_after)
-    return main(rest, KwokFleet(own.world, own.drained))
+    return operator_main.main(rest, KwokFleet(own.world, own.drained))
 
 
 if __name__ == "__main__":
