@@ -12,7 +12,8 @@ import uuid
 from pathlib import Path
 
 from sluice_operator.connection import Connection, ConnectionInvalid, from_kubeconfig, from_pod
-from sluice_operator.fleet import Fleet, SilentFleet
+from sluice_operator.fleet import Fleet
+from sluice_operator.fleet_client import LiveFleet
 from sluice_operator.handlers import WatchSilent
 from sluice_operator.lease import Timing
 from sluice_operator.render.revision import StandardRenderer
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None, fleet: Fleet | None = None) -> int:
         return 2
     renderer = StandardRenderer(args.control_image)
     try:
-        asyncio.run(_run(connection, options, renderer, fleet or SilentFleet()))
+        asyncio.run(_run(connection, options, renderer, fleet or LiveFleet()))
     except WatchSilent as error:
         print(f"sluice-operator: {error}", file=sys.stderr)
         return 5
@@ -55,7 +56,10 @@ def main(argv: list[str] | None = None, fleet: Fleet | None = None) -> int:
 
 
 async def _run(connection: Connection, options: Options, renderer: StandardRenderer, fleet: Fleet) -> None:
-    await Operator(connection, options, renderer, fleet).run()
+    try:
+        await Operator(connection, options, renderer, fleet).run()
+    finally:
+        await fleet.close()
 
 
 def _connection(kubeconfig: Path | None) -> Connection:

@@ -77,7 +77,7 @@ class Applier:
                 body = {"metadata": meta, "spec": {"replicas": action.replicas}}
                 await self.cluster.patch(self._path("Deployment", action.workload), MERGE, body)
             case actions.Drain():
-                await self.fleet.drain(action.pod, self.known.addresses.get(action.pod, ""))
+                return await self._drain(action)
             case actions.SetServing():
                 await self._set_serving(action)
             case actions.ReleasePod():
@@ -138,6 +138,15 @@ class Applier:
                 told.append({"op": "replace", "path": f"/metadata/managedFields/{index}/operation", "value": "Apply"})
         if len(told) > 1:
             await self.cluster.patch(self._path(child.kind, child.name), JSON_PATCH, told)
+
+    async def _drain(self, action: actions.Drain) -> Outcome:
+        """Told by whoever leads only, as anything that cannot be taken back."""
+        pod = next((pod for pod in self.observed.pods if pod.uid == action.uid), None)
+        if pod is None:
+            return STALE
+        self.cluster.check_leading()
+        await self.fleet.drain(self.known.contact, pod)
+        return DONE
 
     async def _set_serving(self, action: actions.SetServing) -> None:
         condition = {

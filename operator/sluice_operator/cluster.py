@@ -130,6 +130,10 @@ class Cluster:
         if self._session is not None:
             await self._session.close()
 
+    def check_leading(self) -> None:
+        """Before something is done that is no call to the API server: see `before_write`."""
+        self._before_write()
+
     async def get(self, path: str, **query: str) -> Object:
         return await self.call("GET", path, query=query)
 

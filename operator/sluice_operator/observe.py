@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.api.value import Invalid as InvalidValue
 from sluice_operator.api.value import from_json
 from sluice_operator.cluster import KINDS, Cluster, Conflict, Forbidden, Invalid, NotFound
-from sluice_operator.fleet import Fleet
+from sluice_operator.fleet import Contact, Fleet, Heard
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.node import read_node
 from sluice_operator.observed import Child, Memory, Node, Observed, Owner, Pod, Workload
@@ -46,8 +47,8 @@ class Known:
     """Of one ModelDeployment, between its reconciles. Losing it costs requests, and caution; nothing else.
 
     `taken`: (kind, name) of what turned out to exist without our label. `secrets`: seen to be ours.
-    `absent`: kinds that cannot be had here. `checked`: what a dry run has accepted. `addresses`: of pods, by name.
-    """
+    `absent`: kinds that cannot be had here. `checked`: what a dry run has accepted. `contact`: how its pods are
+    reached."""
 
     uid: str
     memory: Memory
@@ -55,7 +56,7 @@ class Known:
     secrets: set[str] = field(default_factory=set)
     absent: set[str] = field(default_factory=set)
     checked: set[str] = field(default_factory=set)
-    addresses: dict[str, str] = field(default_factory=dict)
+    contact: Contact = field(default_factory=lambda: Contact("", ""))
 
 
 class Observer:
@@ -73,8 +74,9 @@ class Observer:
         found = await self._children(namespace, name, spec)
         found += await self._taken(namespace, known)
         children = tuple(read_child(child, name, uid) for child in found if child["kind"] not in ("Pod", "ReplicaSet"))
-        pods, known.addresses = _our_pods(found, children, uid)
-        loads = await self.fleet.loads(pods, known.addresses)
+        pods, addresses = _our_pods(found, children, uid)
+        known.contact = Contact(namespace, name, addresses, known.contact.key or await self._key(item))
+        heard = await self.fleet.look(known.contact, pods) if known.contact.key else Heard()
         workloads = [read_workload(c.object) for c in children if c.kind == "Deployment" and c.owner is Owner.OURS]
         revisions = (c.object for c in children if c.kind == "ControllerRevision" and c.owner is Owner.OURS)
         seen = Observed(
@@ -85,9 +87,9 @@ class Observer:
             memory=known.memory,
             status=_status(item),
             workloads=tuple(workload for workload in workloads if workload is not None),
-            pods=tuple(replace(pod, load=loads.get(pod.name)) for pod in pods),
+            pods=tuple(replace(pod, load=heard.loads.get(pod.name)) for pod in pods),
             revisions=tuple(read_revision(revision) for revision in revisions),
-            gateways=await self.fleet.reports(pods, known.addresses),
+            gateways=heard.reports,
             nodes=await self.nodes(),
             children=children,
         )
@@ -102,6 +104,15 @@ class Observer:
             self._nodes = tuple(read_node(node) for node in await self.cluster.items("Node", ""))
             self._nodes_at = time.monotonic()
         return self._nodes
+
+    async def _key(self, item: Object) -> str:
+        """What the pods of this ModelDeployment want to see; empty while there is none, or none of ours."""
+        meta = item["metadata"]
+        path = KINDS["Secret"].path(meta["namespace"], names.key_secret(meta["name"]))
+        found = await self.cluster.find(path)
+        if found is None or owner_uid(found) != meta["uid"]:
+            return ""
+        return base64.b64decode(found.get("data", {}).get("key", "")).decode(errors="replace").strip()
 
     async def _children(self, namespace: str, name: str, spec: ModelDeploymentSpec | None) -> list[Object]:
         label = f"{names.LABEL_DEPLOYMENT}={name}"

@@ -20,7 +20,8 @@ class Load:
     """Of one engine, from Engine/Load or a gateway's Fleet/Report.
 
     `waiting`: admitted and reserved, not yet running: waits for prefill. `running_pages`, `reserved_pages`: cache pages
-    of running and of waiting sequences. `inter_token_p95_ms`: 0 while nothing runs.
+    of running and of waiting sequences. `inter_token_p95_ms`: as a gateway saw it; 0 while nothing runs, and from
+    Engine/Load. `incarnation`: of the engine's present life.
     """
 
     running: int = 0
@@ -32,6 +33,7 @@ class Load:
     draining: bool = False
     empty: bool = True
     quarantined: bool = False
+    incarnation: str = ""
 
     @property
     def remaining(self) -> int:
@@ -123,23 +125,27 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """An engine that a gateway routes to."""
+    """An engine as a gateway knows it. `routed`: it gets new work from that one."""
 
     pod: str
     role: PodRole
     fingerprint: str
     load: Load
+    routed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayReport:
-    """Fleet/Report of one ready gateway. `queue_age_ms`: of the oldest request that waits for a pair; 0: none does."""
+    """Fleet/Report of one ready gateway. `prefill_queued`: requests for which decode has room and prefill has not;
+    `queued`: all others that have no place to go to. Ages are of the oldest one; 0: none waits."""
 
     pod: str
     at: float
     queued: int = 0
     queue_age_ms: float = 0.0
     engines: tuple[EngineReport, ...] = ()
+    prefill_queued: int = 0
+    prefill_queue_age_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +241,7 @@ class Observed:
         reports = {report.pod: report for report in self.gateways if report.pod in self.ready_gateways}
         if not reports or reports.keys() != self.ready_gateways:
             return None
-        seen = [frozenset(engine.pod for engine in report.engines) for report in reports.values()]
+        seen = [frozenset(e.pod for e in report.engines if e.routed) for report in reports.values()]
         return frozenset.intersection(*seen)
 
     @cached_property

@@ -8,7 +8,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sluice_operator.accept import parse
@@ -69,6 +69,8 @@ class Reconciler:
                     if key in self._known:
                         self._known[key].secrets.clear()
                         self._known[key].absent.clear()
+                        # Somebody may have replaced the key's Secret.
+                        self._known[key].contact = replace(self._known[key].contact, key="")
                     # Not all at once.
                     self.work.add(key, random.uniform(0.0, min(every_s, 0.02 * len(items))))
             await asyncio.sleep(every_s)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import assert_never
 
+from sluice_protocol import fleet as f
 from sluice_protocol import generate as g
 from sluice_protocol import source as s
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.sampling import Sampling, TokenLogprobs
 from sluice_protocol.v1 import engine_pb2 as e
+from sluice_protocol.v1 import fleet_pb2 as r
 from sluice_protocol.v1 import source_pb2 as p
 
 
@@ -87,12 +89,8 @@ def encode_engine_hello(value: g.EngineHello) -> e.EngineHelloReply:
 
 
 def decode_engine_hello(message: e.EngineHelloReply) -> g.EngineHello:
-    try:
-        role = g.Role(message.role)
-    except ValueError as error:
-        raise MalformedMessage(f"role {message.role!r} is none of {[r.value for r in g.Role]}") from error
     return g.EngineHello(
-        role=role,
+        role=_role(message.role),
         fingerprint=Fingerprint.of(message.fingerprint),
         incarnation=message.incarnation,
         max_context_tokens=message.max_context_tokens,
@@ -223,6 +221,8 @@ def encode_load(value: g.Load) -> e.LoadReply:
         quarantined=value.quarantined,
         step_p95_ms=value.step_p95_ms,
         block_keys=value.block_keys,
+        running_pages=value.running_pages,
+        reserved_pages=value.reserved_pages,
     )
 
 
@@ -240,7 +240,93 @@ def decode_load(message: e.LoadReply) -> g.Load:
         message.quarantined,
         message.step_p95_ms,
         tuple(message.block_keys),
+        message.running_pages,
+        message.reserved_pages,
     )
+
+
+def encode_drained(value: g.Drained) -> e.DrainReply:
+    return e.DrainReply(remaining=value.remaining, empty=value.empty, left_ms=value.left_ms)
+
+
+def decode_drained(message: e.DrainReply) -> g.Drained:
+    return g.Drained(message.remaining, message.empty, message.left_ms)
+
+
+# -- gateway -> operator -----------------------------------------------------------------------------------------------
+
+
+def encode_fleet_report(value: f.FleetReport) -> r.ReportReply:
+    queue = value.queue
+    return r.ReportReply(
+        gateway_id=value.gateway_id,
+        ready=value.ready,
+        running=value.running,
+        queue=r.Queue(
+            length=queue.length,
+            for_prefill=queue.for_prefill,
+            for_decode=queue.for_decode,
+            oldest_for_prefill_ms=queue.oldest_for_prefill_ms,
+            oldest_for_decode_ms=queue.oldest_for_decode_ms,
+        ),
+        engines=[encode_routed_engine(engine) for engine in value.engines],
+        engines_omitted=value.engines_omitted,
+    )
+
+
+def decode_fleet_report(message: r.ReportReply) -> f.FleetReport:
+    queue = message.queue
+    return f.FleetReport(
+        message.gateway_id,
+        message.ready,
+        message.running,
+        f.Queue(
+            queue.length,
+            queue.for_prefill,
+            queue.for_decode,
+            queue.oldest_for_prefill_ms,
+            queue.oldest_for_decode_ms,
+        ),
+        tuple(decode_routed_engine(engine) for engine in message.engines),
+        message.engines_omitted,
+    )
+
+
+def encode_routed_engine(value: f.RoutedEngine) -> r.RoutedEngine:
+    return r.RoutedEngine(
+        address=value.address,
+        role="" if value.role is None else value.role.value,
+        fingerprint=value.fingerprint,
+        incarnation=value.incarnation,
+        ready=value.ready,
+        draining=value.draining,
+        trouble=value.trouble,
+        inter_token_p95_ms=value.inter_token_p95_ms,
+        load=None if value.load is None else encode_load(value.load),
+        load_age_ms=value.load_age_ms,
+    )
+
+
+def decode_routed_engine(message: r.RoutedEngine) -> f.RoutedEngine:
+    return f.RoutedEngine(
+        message.address,
+        _role(message.role) if message.role else None,
+        message.fingerprint,
+        message.incarnation,
+        message.ready,
+        message.draining,
+        message.trouble,
+        message.inter_token_p95_ms,
+        decode_load(message.load) if message.HasField("load") else None,
+        message.load_age_ms,
+    )
+
+
+def _role(told: str) -> g.Role:
+    try:
+        return g.Role(told)
+    except ValueError as error:
+        raise MalformedMessage(f"role {told!r} is none of {[role.value for role in g.Role]}") from error
 
 
 # -- reader <-> source -------------------------------------------------------------------------------------------------

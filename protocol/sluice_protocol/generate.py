@@ -1,4 +1,4 @@
-"""Messages between a gateway and an engine (`sluice.v1.Engine`)."""
+"""Messages of gateways and the operator to an engine (`sluice.v1.Engine`)."""
 
 from __future__ import annotations
 
@@ -112,7 +112,11 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What routing and autoscaling read. Ages in seconds, `step_p95_ms` in milliseconds."""
+    """What routing and autoscaling read. Ages in seconds, `step_p95_ms` in milliseconds.
+
+    `empty`: no generation, room, lease or transfer is held. `running_pages`: cache pages of sequences that have a
+    token, `reserved_pages`: of those that wait for their first; a page that several share counts for each.
+    """
 
     incarnation: str
     running: int
@@ -126,3 +130,15 @@ class Load:
     quarantined: bool = False
     step_p95_ms: float = 0.0
     block_keys: tuple[bytes, ...] = ()
+    running_pages: int = 0
+    reserved_pages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """How far a drain is. `remaining`: sequences and rooms. `left_ms`: then what still runs is given back, for others
+    to go on with."""
+
+    remaining: int
+    empty: bool
+    left_ms: int

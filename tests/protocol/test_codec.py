@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from sluice_protocol import codec
 from sluice_protocol.fingerprint import Fingerprint
+from sluice_protocol.fleet import FleetReport, Queue, RoutedEngine
 from sluice_protocol.generate import (
     MAX_MESSAGE_BYTES,
+    Drained,
     Ended,
     EndReason,
     EngineHello,
@@ -37,7 +39,7 @@ from sluice_protocol.source import (
     SourceHello,
     WantPrefill,
 )
-from sluice_protocol.v1 import engine_pb2, source_pb2
+from sluice_protocol.v1 import engine_pb2, fleet_pb2, source_pb2
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
@@ -149,21 +151,39 @@ def test_engine_hello(value):
     assert codec.decode_engine_hello(codec.encode_engine_hello(value)) == value
 
 
-@given(
-    st.builds(
-        Load,
-        text,
-        *[u32] * 5,
-        f32,
-        st.booleans(),
-        st.booleans(),
-        st.booleans(),
-        f32,
-        st.lists(st.binary(max_size=16), max_size=3).map(tuple),
-    )
+loads = st.builds(
+    Load,
+    text,
+    *[u32] * 5,
+    f32,
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    f32,
+    st.lists(st.binary(max_size=16), max_size=3).map(tuple),
+    *[u32] * 2,
 )
+flags = st.booleans()
+routed = st.builds(
+    RoutedEngine, text, st.none() | st.sampled_from(Role), text, text, flags, flags, text, f32, st.none() | loads, u32
+)
+
+
+@given(loads)
 def test_load(value):
     assert codec.decode_load(codec.encode_load(value)) == value
+
+
+@given(st.builds(Drained, u32, st.booleans(), u32))
+def test_drained(value):
+    assert codec.decode_drained(codec.encode_drained(value)) == value
+
+
+@given(
+    st.builds(FleetReport, text, flags, u32, st.builds(Queue, *[u32] * 5), st.lists(routed, max_size=3).map(tuple), u32)
+)
+def test_fleet_reports(value):
+    assert codec.decode_fleet_report(codec.encode_fleet_report(value)) == value
 
 
 @pytest.mark.parametrize(
@@ -189,6 +209,10 @@ def test_an_unknown_kind_is_malformed_and_said_to_be_unknown(decode, message):
         (codec.decode_reader_message, source_pb2.ReaderMessage(open=source_pb2.Open(lease_id="x"))),
         (codec.decode_token_batch, engine_pb2.TokenBatch(streams=[1], counts=[2], tokens=[3])),
         (codec.decode_engine_hello, engine_pb2.EngineHelloReply(role="dreamer")),
+        (
+            codec.decode_fleet_report,
+            fleet_pb2.ReportReply(engines=[fleet_pb2.RoutedEngine(role="dreamer")]),
+        ),
     ],
 )
 def test_values_that_cannot_be_are_malformed(decode, message):

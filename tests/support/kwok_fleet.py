@@ -1,12 +1,14 @@
 """Engines and gateways that only exist in the API: what they would answer, from what their pods' statuses say.
 
-An engine that is ready is idle and routed to; one that was told to drain is empty at once. Nothing is dialled.
+An engine that is ready is idle and routed to; one that was told to drain is empty at once. Nothing is dialled, but with
+--dial FILE: then the real client calls the fakes of `fake_fleet`, at the addresses that the file says.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import importlib
 import json
 import os
 import sys
@@ -14,8 +16,9 @@ import time
 from pathlib import Path
 
 from sluice_operator import __main__ as operator_main
-from sluice_operator import handlers
 from sluice_operator.apply import Applier
+from sluice_operator.fleet import Heard
+from sluice_operator.fleet_client import LiveFleet
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.observed import EngineReport, GatewayReport, Load
 from sluice_operator.render.revision import StandardRenderer
@@ -31,10 +34,9 @@ class KwokFleet:
         self._world, self._drained = world, drained
         self._draining = set(drained.read_text().split()) if drained.exists() else set()
 
-    async def loads(self, pods, addresses):
-        return {pod.name: self._load(pod) for pod in pods if pod.role in ENGINE_ROLES and pod.started}
-
-    async def reports(self, pods, addresses):
+    async def look(self, contact, pods):
+        pods = list(pods)
+        loads = {pod.name: self._load(pod) for pod in pods if pod.role in ENGINE_ROLES and pod.started}
         engines = tuple(
             EngineReport(pod.name, pod.role, pod.revision, self._load(pod))
             for pod in pods
@@ -42,14 +44,27 @@ class KwokFleet:
         )
         ready = [pod for pod in pods if pod.role is PodRole.GATEWAY and pod.ready and not pod.terminating]
         queue = json.loads(self._world.read_text()) if self._world.exists() else {}
-        return tuple(GatewayReport(pod.name, time.time(), engines=engines, **queue) for pod in ready)
+        return Heard(loads, tuple(GatewayReport(pod.name, time.time(), engines=engines, **queue) for pod in ready))
 
-    async def drain(self, pod, address):
-        self._draining.add(pod)
+    async def drain(self, contact, pod):
+        self._draining.add(pod.name)
         self._drained.write_text("\n".join(self._draining))
+
+    async def close(self):
+        pass
 
     def _load(self, pod):
         return Load(total_pages=PAGES, draining=pod.name in self._draining, empty=True)
+
+
+def dialled(path):
+    """Pods of the tests have addresses where nobody is; what is not in the file is dialled in vain."""
+
+    def dial(address, port):
+        told = json.loads(path.read_text()) if path.exists() else {}
+        return told.get(f"{address}:{port}", "127.0.0.1:1")
+
+    return dial
 
 
 def die_after(actions):
@@ -82,17 +97,27 @@ def run(arguments):
     options = argparse.ArgumentParser(allow_abbrev=False)
     options.add_argument("--die-after", type=int)
     options.add_argument("--world", type=Path, default=Path("/nowhere"))
+    options.add_argument("--dial", type=Path, help="written by FakeFleet: pod address -> loopback address")
     options.add_argument("--drained", type=Path, required=True)
-    options.add_argument("--silent-s", type=float, help="instead of the two minutes that a watch may be silent")
+    options.add_argument("--constant", action="append", default=[], help="MODULE.NAME=SECONDS, for waits of minutes")
     options.add_argument("--other-defaults", action="store_true", help="an operator of another version")
     own, rest = options.parse_known_args(arguments)
-    if own.silent_s is not None:
-        handlers.SILENT_S = own.silent_s
+    for told in own.constant:
+        set_constant(*told.split("="))
     if own.other_defaults:
         operator_main.StandardRenderer = OtherDefaults
     if own.die_after is not None:
         die_after(own.die_after)
-    return operator_main.main(rest, KwokFleet(own.world, own.drained))
+    live = own.dial is not None
+    return operator_main.main(rest, LiveFleet(dial=dialled(own.dial)) if live else KwokFleet(own.world, own.drained))
+
+
+def set_constant(path, seconds):
+    """Of a module that has it already: a name that is no constant any more is an error."""
+    module = importlib.import_module(f"sluice_operator.{path.rpartition('.')[0]}")
+    name = path.rpartition(".")[2]
+    assert isinstance(getattr(module, name), float), path
+    setattr(module, name, float(seconds))
 
 
 if __name__ == "__main__":

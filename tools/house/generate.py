@@ -17,7 +17,7 @@ from sluice_operator.api import crd, reference
 from sluice_protocol import lease
 
 ROOT = Path(__file__).resolve().parents[2]
-PROTOS = ("sluice_protocol/v1/engine.proto", "sluice_protocol/v1/source.proto")
+PROTOS = ("sluice_protocol/v1/engine.proto", "sluice_protocol/v1/fleet.proto", "sluice_protocol/v1/source.proto")
 
 
 def render_protos() -> dict[str, str]:

@@ -54,6 +54,11 @@ class EngineStub:
                 request_serializer=sluice__protocol_dot_v1_dot_engine__pb2.LoadRequest.SerializeToString,
                 response_deserializer=sluice__protocol_dot_v1_dot_engine__pb2.LoadReply.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/sluice.v1.Engine/Drain',
+                request_serializer=sluice__protocol_dot_v1_dot_engine__pb2.DrainRequest.SerializeToString,
+                response_deserializer=sluice__protocol_dot_v1_dot_engine__pb2.DrainReply.FromString,
+                _registered_method=True)
         self.Inspect = channel.unary_unary(
                 '/sluice.v1.Engine/Inspect',
                 request_serializer=sluice__protocol_dot_v1_dot_engine__pb2.InspectRequest.SerializeToString,
@@ -90,6 +95,13 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """No new generations and rooms from now on; what runs may finish. Answers at once, may be said again, is never undone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Inspect(self, request, context):
         """The books, for people and tests: JSON, no contract on its fields.
         """
@@ -119,6 +131,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.Load,
                     request_deserializer=sluice__protocol_dot_v1_dot_engine__pb2.LoadRequest.FromString,
                     response_serializer=sluice__protocol_dot_v1_dot_engine__pb2.LoadReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=sluice__protocol_dot_v1_dot_engine__pb2.DrainRequest.FromString,
+                    response_serializer=sluice__protocol_dot_v1_dot_engine__pb2.DrainReply.SerializeToString,
             ),
             'Inspect': grpc.unary_unary_rpc_method_handler(
                     servicer.Inspect,
@@ -234,6 +251,33 @@ class Engine:
             '/sluice.v1.Engine/Load',
             sluice__protocol_dot_v1_dot_engine__pb2.LoadRequest.SerializeToString,
             sluice__protocol_dot_v1_dot_engine__pb2.LoadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/sluice.v1.Engine/Drain',
+            sluice__protocol_dot_v1_dot_engine__pb2.DrainRequest.SerializeToString,
+            sluice__protocol_dot_v1_dot_engine__pb2.DrainReply.FromString,
             options,
             channel_credentials,
             insecure,
