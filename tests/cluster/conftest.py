@@ -7,8 +7,10 @@ import os
 from pathlib import Path
 
 import pytest
+from cluster_deployment import Served
 from cluster_tools import why_missing
 from control_plane import ControlPlane
+from fake_fleet import FakeFleet
 from operator_process import FORGE
 
 _NUMBERS = itertools.count(1)
@@ -65,6 +67,18 @@ def namespace(client):
     client.until(f"/api/v1/namespaces/{name}/serviceaccounts/default", bool)
     yield name
     client.delete(f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+def served(client, namespace, nodes, crd):
+    return Served(client, namespace)
+
+
+@pytest.fixture
+def fleet(client, namespace, tmp_path):
+    """Fakes of engines and gateways; an operator with --dial=fleet.dial hears them."""
+    with FakeFleet(client, namespace, tmp_path / "dial") as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from sluice_operator.__main__ import parser
 from sluice_operator.cluster import KINDS
 from sluice_operator.names import OPERATOR_LABELS
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -120,7 +120,7 @@ def test_with_the_charts_rights_alone_all_works_in_a_restricted_namespace(plane,
         served.create(monitoring={"podMonitor": True})
         served.until_served("1")
         served.roll_to("2")
-        served.until_served("2", timeout_s=150)
+        served.until_served("2")
         plane.kubectl("scale", "mdep/m", "-n", namespace, "--replicas=0")
         served.until("DecodeReady", "False", "ScaledToZero")
         served.delete()

@@ -16,7 +16,7 @@ from audit_log import seconds
 from cluster_client import Refused
 from control_plane import ControlPlane, ControlPlaneError
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 SUPPORT = Path(control_plane.__file__).parent
 

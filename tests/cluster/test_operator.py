@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 
 import pytest
-from cluster_deployment import Served, condition, image_of, uids
+from cluster_deployment import condition, image_of, uids
 from operator_cluster import with_tag
 from operator_process import OperatorProcess
 
 from sluice_operator.cluster import KINDS
 from sluice_operator.names import LABEL_DEPLOYMENT, LABEL_REVISION
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 CHILD_KINDS = (
     "Deployment",
@@ -26,11 +26,6 @@ CHILD_KINDS = (
     "Role",
     "RoleBinding",
 )
-
-
-@pytest.fixture
-def served(client, namespace, nodes, crd):
-    return Served(client, namespace)
 
 
 @pytest.fixture
@@ -128,7 +123,7 @@ def test_a_strangers_object_stays_untouched_and_is_named(operator, served):
     served.until("Accepted", "False", "NameConflict")
     assert served.client.get(service) == made
     served.client.delete(service)
-    served.until("Ready", "True", timeout_s=150)
+    served.until("Ready", "True")
     assert served.client.get(service)["metadata"]["ownerReferences"][0]["kind"] == "ModelDeployment"
 
 
@@ -156,7 +151,7 @@ def test_a_rollout_replaces_every_engine_and_never_by_editing_a_template(operato
     served.until_served("1")
     old = {d["metadata"]["name"]: d["spec"]["template"] for d in served.children("Deployment")}
     served.roll_to("2")
-    served.until_served("2", timeout_s=150)
+    served.until_served("2")
     assert len(served.engines()) == 4
     assert condition(served.client.get(served.path), "Degraded")["status"] == "False"
     for deployment in served.children("Deployment"):
@@ -191,7 +186,7 @@ def test_a_revision_that_crashes_is_taken_back_and_the_good_one_serves_on(operat
     events = served.client.items(KINDS["Event"].path(served.namespace) + "?fieldSelector=reason=RolledBack")
     assert "bad weights" in events[0]["message"]
     served.change(decode={"template": {"metadata": {"annotations": None}}})
-    served.until_served("2", timeout_s=150)
+    served.until_served("2")
 
 
 def test_requests_that_wait_wake_a_deployment_that_sleeps(plane, served, namespace, tmp_path):
@@ -256,7 +251,7 @@ def test_operators_of_different_versions_take_turns_and_restart_no_engine(plane,
         later.wait_for("standby")
         assert operator.stop() == 0
         served.roll_to("2")
-        served.until_served("2", timeout_s=150)
+        served.until_served("2")
         assert graces(served) == {grace + 30 for grace in ours}
 
 

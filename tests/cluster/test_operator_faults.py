@@ -16,18 +16,13 @@ from tcp_proxy import TcpProxy, port_of
 from sluice_operator.cluster import KINDS
 from sluice_operator.election import LOST
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
 LEASE = "sluice-operator"
 # The exit status for a silent watch.
 SILENT = 5
 # Of a leader that is not to lose its lease while it stands still.
 PATIENT = ("--lease-duration-s=120", "--lease-deadline-s=100", "--lease-call-s=10")
-
-
-@pytest.fixture
-def served(client, namespace, nodes, crd):
-    return Served(client, namespace)
 
 
 def writes(plane, user):
@@ -52,12 +47,12 @@ def test_a_leader_that_was_stopped_in_a_rollout_writes_nothing_when_it_wakes(pla
             stop_process(old.pid)
             stopped_at = time.time()
             new.wait_for("leading")
-            served.until_served("2", timeout_s=150)
+            served.until_served("2")
             # The world as the old one remembers it is gone; it has work in its queue all the same.
             served.roll_to("3")
             os.kill(old.pid, signal.SIGCONT)
             assert old.wait() == LOST
-            served.until_served("3", timeout_s=150)
+            served.until_served("3")
             late = [w for w in writes(plane, first) if w.at > stopped_at]
             assert late == []
             assert any(w.resource.startswith("deployments") for w in writes(plane, second))
@@ -79,7 +74,7 @@ def test_a_leader_whose_calls_stall_ends_itself_before_another_leads(plane, clie
                 new.wait_for("leading")
                 # What was stuck on the way arrives now, at an API server where somebody else leads.
                 proxy.flow()
-                served.until_served("2", timeout_s=150)
+                served.until_served("2")
             late = [w for w in writes(plane, f"stalled-{namespace}") if w.at > ended_at]
             assert late == []
 
@@ -93,7 +88,7 @@ def test_deleted_and_made_again_under_one_name_only_the_last_remains(plane, clie
             served.delete()
             client.until(served.path, lambda there: there is None)
         last = served.create()
-        served.until("Ready", "True", timeout_s=200)
+        served.until("Ready", "True")
         kinds = ("Deployment", "ReplicaSet", "ControllerRevision", "Service", "Secret", "NetworkPolicy", "Role")
         # The collector comes to the last of the old ones in its own time.
         for kind in kinds:
@@ -145,14 +140,13 @@ def test_a_watch_that_is_open_and_silent_ends_the_operator_and_the_next_one_hear
             operator.start()
             operator.wait_for("leading")
             served.roll_to("2")
-            served.until_served("2", timeout_s=150)
+            served.until_served("2")
 
 
 def touch(served):
     served.client.merge(served.path, {"metadata": {"labels": {"touched": str(time.monotonic_ns())}}})
 
 
-@pytest.mark.timeout(400)
 def test_an_api_server_that_starts_anew_over_a_compacted_etcd_leaves_no_ghosts(tools, tmp_path):
     """What a watch would go on from is no longer there: it is told so (410), and nobody of what was deleted."""
     with ControlPlane(tmp_path, kwok=True) as plane:
@@ -176,7 +170,7 @@ def test_an_api_server_that_starts_anew_over_a_compacted_etcd_leaves_no_ghosts(t
             client.until(served.path, lambda there: there["status"]["roles"]["decode"]["summary"] == "2/2")
             # What comes later is heard of too.
             served.roll_to("2")
-            served.until_served("2", timeout_s=200)
+            served.until_served("2")
             assert operator.status()["state"] == "leading"
 
 
@@ -184,7 +178,6 @@ def is_ready(pod):
     return condition(pod, "Ready").get("status") == "True"
 
 
-@pytest.mark.timeout(560)
 def test_killed_and_robbed_after_every_action_the_end_is_the_same(plane, served, namespace, tmp_path):
     """Each life of the operator carries out one action; then it dies, and somebody wipes status and annotations."""
     served.create(decode={"replicas": 2})

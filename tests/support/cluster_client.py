@@ -68,7 +68,7 @@ class ClusterClient:
     def delete(self, path: str) -> None:
         self.call("DELETE", path)
 
-    def until(self, path: str, is_so: Callable[[Any], T], timeout_s: float = 60.0, accept: str = ANY) -> T:
+    def until(self, path: str, is_so: Callable[[Any], T], timeout_s: float = 120.0, accept: str = ANY) -> T:
         """Ask until `is_so` of what is there (None: nothing) is true, and return it; AssertionError with the last."""
         deadline = time.monotonic() + timeout_s
         while True:

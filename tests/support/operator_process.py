@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from control_plane import ControlPlane
 from operator_forge import Forge
@@ -18,7 +19,7 @@ from operator_forge import Forge
 FLEET = Path(__file__).parent / "kwok_fleet.py"
 FORGE = Forge()
 POLL_S = 0.01
-READY_S, ENDING_S = 60.0, 30.0
+READY_S, ENDING_S = 120.0, 60.0
 # A leader that stops is replaced within seconds; deadline + call < duration holds.
 FAST_LEASE = (
     "--lease-duration-s=8",
@@ -126,17 +127,24 @@ class OperatorProcess:
         """Until it ends by itself."""
         return self.process.wait(timeout_s)
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> dict[str, Any]:
         """What its own /status says; {} while it does not answer."""
         marks = [line.rsplit(" ", 1)[1] for line in self.text().splitlines() if "probes on port " in line]
         if not marks:
             return {}
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{marks[-1]}/status", timeout=5) as answer:
-                told: dict[str, object] = json.load(answer)
+                told: dict[str, Any] = json.load(answer)
                 return told
         except OSError:
             return {}
+
+    def until(self, is_so: Callable[[dict[str, Any]], bool], timeout_s: float = READY_S) -> None:
+        """Its own /status is so."""
+        deadline = time.monotonic() + timeout_s
+        while not ((told := self.status()) and is_so(told)):
+            assert time.monotonic() < deadline, f"stayed {told}"
+            time.sleep(0.05)
 
     def wait_for(self, state: str, timeout_s: float = READY_S) -> None:
         deadline = time.monotonic() + timeout_s
