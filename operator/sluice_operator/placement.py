@@ -19,6 +19,8 @@ GPU_RESOURCE = "nvidia.com/gpu"
 MAJOR_LABEL, PRODUCT_LABEL = "nvidia.com/gpu.compute.major", "nvidia.com/gpu.product"
 # The scheduler's own check of a PreferNoSchedule taint is a preference.
 HARD_EFFECTS = ("NoSchedule", "NoExecute")
+# Of the scheduler's words in a message; status.placement.reasons has more of them.
+MAX_QUOTE = 320
 # What the node controllers write on a node that is not Ready, and on one that is cordoned.
 NOT_READY_TAINT = Taint("node.kubernetes.io/not-ready")
 CORDONED_TAINT = Taint("node.kubernetes.io/unschedulable")
@@ -253,9 +255,10 @@ def scheduler_quotes(pods: Iterable[Pod]) -> tuple[str, ...]:
 
 
 def _quoted(quotes: Sequence[str]) -> str:
-    """One of them whole, for a message holds no two."""
+    """One of them, for a message holds no two, and not so much of it that the remedy is cut off."""
+    first = quotes[0] if len(quotes[0]) <= MAX_QUOTE else f"{quotes[0][:MAX_QUOTE]}..."
     more = f" (And {len(quotes) - 1} more in status.placement.reasons.)" if len(quotes) > 1 else ""
-    return quotes[0] + more
+    return first + more
 
 
 def _counted(rows: Iterable[Row]) -> tuple[str, ...]:

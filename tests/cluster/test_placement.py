@@ -117,7 +117,7 @@ def judge(case: Case, served: Served, told: dict[tuple[str, str], str]) -> None:
     quotes = served.until_quoted(case.scheduler)
     assert all(not is_scheduled(pod) for pod in served.engines())
     if is_full:
-        assert quotes[0] in found["message"]
+        assert quotes[0][:100] in found["message"]
 
 
 def test_a_node_that_comes_later_is_found(client, operator, placed_namespace):

@@ -8,7 +8,7 @@ from operator_cluster import manifest
 from sluice_operator.accept import parse
 from sluice_operator.api.enums import ConditionStatus
 from sluice_operator.api.spec import ModelDeploymentSpec
-from sluice_operator.api.status import MAX_REASONS
+from sluice_operator.api.status import MAX_MESSAGE, MAX_REASONS
 from sluice_operator.api.value import from_json
 from sluice_operator.names import PodRole
 from sluice_operator.node import read_node, used_gpus
@@ -197,13 +197,14 @@ def test_the_schedulers_own_words_are_quoted():
     assert (blind.status, blind.reason) == (ConditionStatus.FALSE, "Unschedulable")
 
 
-def test_one_of_several_is_quoted_whole():
-    long = "0/16 nodes are available: " + "1 node(s) had untolerated taint {a: b}, " * 5
+def test_one_of_several_is_quoted_and_the_remedy_still_fits():
+    long = "0/16 nodes are available: " + "1 node(s) had untolerated taint {a: b}, " * 20
     told = place(spec(), [POOLS["b200"]], [pending("short"), pending(long)])
-    assert f"Pod m-decode-1: {long}" in told.message
+    assert f"Pod m-decode-1: {long[:200]}" in told.message
     assert "short" not in told.message
     assert "1 more in status.placement.reasons" in told.message
     assert told.message.endswith("Free or add what it names.")
+    assert len(told.message) <= MAX_MESSAGE
 
 
 def test_the_schedulers_words_are_not_crowded_out_of_status():
