@@ -9,7 +9,7 @@ import time
 import pytest
 from cluster_deployment import Served, condition, image_of, is_ending, uids
 from control_plane import ControlPlane
-from operator_process import OperatorProcess
+from operator_process import FAST_LEASE, OperatorProcess
 from stopped import stop_process
 from tcp_proxy import TcpProxy, port_of
 
@@ -21,8 +21,6 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 LEASE = "sluice-operator"
 # The exit status for a silent watch.
 SILENT = 5
-# Of a leader that is not to lose its lease while it stands still.
-PATIENT = ("--lease-duration-s=120", "--lease-deadline-s=100", "--lease-call-s=10")
 
 
 def writes(plane, user):
@@ -36,9 +34,9 @@ def holder(client, namespace):
 
 def test_a_leader_that_was_stopped_in_a_rollout_writes_nothing_when_it_wakes(plane, served, namespace):
     first, second = f"first-{namespace}", f"second-{namespace}"
-    with OperatorProcess(plane, first, namespace) as old:
+    with OperatorProcess(plane, first, namespace, *FAST_LEASE) as old:
         old.wait_for("leading")
-        with OperatorProcess(plane, second, namespace) as new:
+        with OperatorProcess(plane, second, namespace, *FAST_LEASE) as new:
             new.wait_for("standby")
             served.create(prefill={"replicas": 2}, decode={"replicas": 2})
             served.until_served("1")
@@ -62,13 +60,13 @@ def test_a_leader_that_was_stopped_in_a_rollout_writes_nothing_when_it_wakes(pla
 def test_a_leader_whose_calls_stall_ends_itself_before_another_leads(plane, client, served, namespace):
     """Nothing comes back from the API server, but the process itself runs on."""
     with TcpProxy(port_of(plane.url)) as proxy:
-        with OperatorProcess(plane, f"stalled-{namespace}", namespace, url=proxy.url) as old:
+        with OperatorProcess(plane, f"stalled-{namespace}", namespace, *FAST_LEASE, url=proxy.url) as old:
             old.wait_for("leading")
             served.create()
             served.until("Ready", "True")
             proxy.stall()
             served.roll_to("2")
-            with OperatorProcess(plane, f"next-{namespace}", namespace) as new:
+            with OperatorProcess(plane, f"next-{namespace}", namespace, *FAST_LEASE) as new:
                 assert old.wait() == LOST
                 ended_at = time.time()
                 new.wait_for("leading")
@@ -154,7 +152,7 @@ def test_an_api_server_that_starts_anew_over_a_compacted_etcd_leaves_no_ghosts(t
         plane.install_crd()
         plane.add_nodes(2)
         served = Served(client, "default")
-        with OperatorProcess(plane, "op", "default", "--resync-s=5", *PATIENT) as operator:
+        with OperatorProcess(plane, "op", "default", "--resync-s=5") as operator:
             operator.wait_for("leading")
             served.create(prefill={"replicas": 2}, decode={"replicas": 2})
             served.until("Ready", "True")

@@ -94,7 +94,7 @@ def test_a_failing_revision_is_taken_back_and_held_until_the_spec_changes(plane,
         served.until("Progressing", "False", "RolledBack")
         served.until_children("Pod", lambda pods: set(tags(pods)) == {"1"} and len(tags(pods)) == 3)
         # Held: neither the operator's next life nor a change that makes no other revision tries it again.
-        operator.kill()
+        assert operator.stop() == 0
         operator.start()
         operator.wait_for("leading")
         served.change(gateway={"maxQueued": 512})

@@ -16,13 +16,14 @@ from sluice_operator.cluster import KINDS
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
-WARM = "--constant=autoscale.WARM_UP_S=2"
+# Status tells of holds too, and soon.
+FAST = ("--constant=autoscale.WARM_UP_S=2", "--constant=status.LOAD_PERIOD_S=1")
 FULL, HALF = 1000, 500
 
 
 @pytest.fixture
 def operator(plane, namespace, crd, fleet):
-    with OperatorProcess(plane, f"op-{namespace}", namespace, f"--dial={fleet.dial}", WARM) as running:
+    with OperatorProcess(plane, f"op-{namespace}", namespace, f"--dial={fleet.dial}", *FAST) as running:
         yield running
 
 
@@ -130,7 +131,7 @@ def test_pods_that_find_no_node_are_given_back_and_not_asked_for_again_at_once(c
     client.create("/api/v1/nodes", node(namespace, major=10, product="NVIDIA-B200", gpus=3))
     served = Served(client, namespace)
     template = {"spec": {"nodeSelector": {POOL: namespace}}}
-    waits = (WARM, "--constant=autoscale.PENDING_S=5")
+    waits = (*FAST, "--constant=autoscale.PENDING_S=5")
     with OperatorProcess(plane, f"op-{namespace}", namespace, f"--dial={fleet.dial}", *waits) as operator:
         served.create(
             accelerator={"type": "GPU", "gpu": {}},

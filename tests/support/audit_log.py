@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ def policy(unheard: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A line of the audit log: who asked for what, and how it was answered."""
+    """A line of the audit log: who asked for what, from `began` to `at`, and how it was answered."""
 
     user: str
     agent: str
@@ -32,11 +33,18 @@ class Request:
     namespace: str
     name: str
     code: int
+    began: float
     at: float
 
     @property
     def writes(self) -> bool:
         return self.verb not in ("get", "list", "watch")
+
+
+def most_at_once(requests: Iterable[Request]) -> int:
+    """How many of them the API server had at one time."""
+    steps = sorted((moment, change) for r in requests for moment, change in ((r.began, 1), (r.at, -1)))
+    return max(itertools.accumulate(change for _, change in steps), default=0)
 
 
 class AuditLog:
@@ -70,6 +78,7 @@ def _request(line: dict[str, Any]) -> Request:
         namespace=about.get("namespace", ""),
         name=about.get("name", ""),
         code=line.get("responseStatus", {}).get("code", 0),
+        began=seconds(line["requestReceivedTimestamp"]),
         at=seconds(line["stageTimestamp"]),
     )
 

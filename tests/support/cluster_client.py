@@ -68,7 +68,9 @@ class ClusterClient:
     def delete(self, path: str) -> None:
         self.call("DELETE", path)
 
-    def until(self, path: str, is_so: Callable[[Any], T], timeout_s: float = 120.0, accept: str = ANY) -> T:
+    def until(
+        self, path: str, is_so: Callable[[Any], T], timeout_s: float = 120.0, accept: str = ANY, every_s: float = 0.05
+    ) -> T:
         """Ask until `is_so` of what is there (None: nothing) is true, and return it; AssertionError with the last."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -76,7 +78,7 @@ class ClusterClient:
             if told := is_so(there):
                 return told
             assert time.monotonic() < deadline, f"{path} stayed {json.dumps(there)[:3000]}"
-            time.sleep(0.05)
+            time.sleep(every_s)
 
     def _call(self, method: str, path: str, body: Any, content: str, accept: str = ANY) -> bytes:
         headers = {"Accept": accept} | ({"Content-Type": content} if body is not None else {})

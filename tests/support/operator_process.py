@@ -20,6 +20,8 @@ FLEET = Path(__file__).parent / "kwok_fleet.py"
 FORGE = Forge()
 POLL_S = 0.01
 READY_S, ENDING_S = 120.0, 60.0
+# Of a leader that is not to lose its lease, however busy the machine is.
+PATIENT_LEASE = ("--lease-duration-s=300", "--lease-deadline-s=200", "--lease-call-s=20")
 # A leader that stops is replaced within seconds; deadline + call < duration holds.
 FAST_LEASE = (
     "--lease-duration-s=8",
@@ -79,7 +81,7 @@ class OperatorProcess:
             "--probe-host=127.0.0.1",
             f"--namespace={namespace}",
             f"--lease-namespace={namespace}",
-            *FAST_LEASE,
+            *PATIENT_LEASE,
             f"--drained={plane.folder / f'drained-{user}'}",
             *options,
         ]
