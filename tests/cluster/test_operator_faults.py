@@ -120,7 +120,13 @@ def test_watches_that_are_cut_while_pods_vanish_leave_no_ghosts(plane, client, s
 def test_a_watch_that_is_open_and_silent_ends_the_operator_and_the_next_one_hears_all(plane, served, namespace):
     """Neither an end nor an error: the way to the API server swallows what was open, and lets new calls through."""
     with TcpProxy(port_of(plane.url)) as proxy:
-        options = ("--constant=handlers.SILENT_S=6", "--resync-s=1", "--lease-duration-s=40", "--lease-deadline-s=30")
+        options = (
+            "--constant=handlers.SILENT_S=6",
+            "--resync-s=1",
+            "--lease-duration-s=80",
+            "--lease-deadline-s=60",
+            "--lease-call-s=8",
+        )
         with OperatorProcess(plane, f"deaf-{namespace}", namespace, *options, url=proxy.url) as operator:
             operator.wait_for("leading")
             served.create()
