@@ -179,8 +179,7 @@ def test_nothing_shrinks_in_a_rollout_and_then_it_does(operator, served, fleet):
     until_decided(served, "RollingOut")
     assert replicas(served) == 3
     served.until_served("2")
-    down = until_decided(served, "Idle", "Hold") if replicas(served) == 0 else until_decided(served, "LoadBelowTarget")
-    assert down["toReplicas"] == 1
+    assert until_decided(served, "Idle", "Down")["toReplicas"] == 1
     served.until_status(lambda status: status["decodeReplicas"] == 1)
     served.until("Ready", "True")
 
