@@ -3,6 +3,7 @@ installed *and* an engine's spec asks for it: a production build has none, and r
 
 from __future__ import annotations
 
+import asyncio
 from importlib.metadata import entry_points
 from typing import Protocol
 
@@ -13,11 +14,13 @@ GROUP = "sluice.faults"
 POINTS = {
     "leader.turn": "a callback of the leader's loop outside the plan",
     "leader.plan": "inside `plan`",
+    "leader.admit": "sequences that wait are about to be given their records (may be held back)",
     "leader.kick": "another turn of the step loop is wanted (may be held back)",
     "leader.publish": "a step's tokens are about to go out",
     "leader.frame": "the encoded step record (may be changed; nothing is sent where nothing is left of it)",
     "lease.turn": "a turn of the lease thread's loop",
     "lease.message": "a message on a lease's stream, before it is understood",
+    "lease.event": "a lease is about to act on an event (may stay there while its loop goes on)",
     "rank.load": "before the model is built",
     "rank.progress": "some more of the weights has been read (a real model's only)",
     "rank.receive": "a step record has come",
@@ -69,3 +72,9 @@ def change(point: str, data: bytes) -> bytes:
 
 def holds(point: str) -> bool:
     return _armed is not None and _armed.holds(point)
+
+
+async def stay(point: str) -> None:
+    """For a task: held here until it is cancelled, while its loop turns."""
+    if _armed is not None and _armed.holds(point):
+        await asyncio.get_running_loop().create_future()

@@ -16,10 +16,10 @@ from typing import Protocol
 from sluice_engine import hooks, log
 from sluice_engine.admission import admit
 from sluice_engine.errors import EngineError, LedgerError, RankFault
-from sluice_engine.health.layout import Readiness
 from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.inspect import summary
 from sluice_engine.ledger import Ledger
+from sluice_engine.load import describe_load
 from sluice_engine.publish import Published, Stream, publish_step, publish_token
 from sluice_engine.rooms import Rooms
 from sluice_engine.schedule import plan
@@ -29,6 +29,7 @@ from sluice_engine.state import Plan, SchedulerState
 from sluice_engine.step import CHAIN_START, StepResult, encode_step
 from sluice_engine.tracing import NO_TRACER, Span, Tracer
 from sluice_protocol.generate import (
+    Drained,
     Ended,
     EndReason,
     GenerateRequest,
@@ -42,7 +43,6 @@ from sluice_protocol.sampling import TokenLogprobs
 from sluice_records import RecordKind
 
 STEP_TIMES_KEPT = 200
-MAX_BOUNDARY_HINTS = 256
 IDLE_CHECK_S = 0.25
 # A sidecar takes a second or two to come up.
 TRANSPORT_MS = 200
@@ -77,7 +77,8 @@ class Generation:
 
 
 class Leader:
-    """Everything here runs on one event loop; `on_death` is called once, with the reason, and the process exits."""
+    """Everything here runs on one event loop; `on_death` is called once, with the reason, and the process exits.
+    `on_drain` is called when a drain begins."""
 
     def __init__(
         self,
@@ -89,6 +90,7 @@ class Leader:
         marks: LeaderMarks | None = None,
         tracer: Tracer = NO_TRACER,
         on_death: Callable[[Exception], None],
+        on_drain: Callable[[], None] = lambda: None,
     ) -> None:
         self.spec = spec
         self.resolved = resolved
@@ -104,7 +106,7 @@ class Leader:
         self.sinks: dict[str, Callable[[TokenBatch], None]] = {}
         self.generations: dict[int, Generation] = {}  # by sequence
         self.streams: dict[int, Stream] = {}  # by sequence
-        self.draining = False
+        self._drain_until: float | None = None
         self.counters: Counter[str] = Counter()
         self._facts: list[Fact] = []
         self._results: deque[StepResult] = deque()
@@ -118,6 +120,7 @@ class Leader:
         self._next_sequence = 1
         self._dead = False
         self._on_death = on_death
+        self._on_drain = on_drain
         self._loop = asyncio.get_running_loop()
 
     # -- requests --------------------------------------------------------------------------------------------------
@@ -172,6 +175,32 @@ class Leader:
             self._next_sequence += 1
             self._kick()
         return refused
+
+    # -- drain -----------------------------------------------------------------------------------------------------
+
+    @property
+    def draining(self) -> bool:
+        return self._drain_until is not None
+
+    def drain(self) -> Drained:
+        """Nothing new from now on; what runs may take `spec.drain_s`, then it is given back. Never undone, and counted
+        from the first time that it was asked for."""
+        if self._drain_until is None:
+            self._drain_until = self.clock() + self.spec.drain_s
+            self._loop.call_later(self.spec.drain_s, self._give_back)
+            self._on_drain()
+        remaining = max(len(self.state.sequences), len(self.generations))
+        left_s = max(0.0, self._drain_until - self.clock())
+        return Drained(remaining, self.is_empty, int(left_s * 1e3))
+
+    def _give_back(self) -> None:
+        """Time is over: whoever asked for what still runs has it done elsewhere."""
+        detail = f"it was not done within the {self.spec.drain_s:g} s that a drain may take"
+        for generation in list(self.generations.values()):
+            self.end(generation, EndReason.FAILED, "Draining", detail)
+            self.rooms.cancel(generation.sequence)
+            self.tell(Aborted(generation.sequence))
+        self.rooms.refuse_sources("Draining", detail)
 
     @property
     def next_sequence(self) -> int:
@@ -250,6 +279,7 @@ class Leader:
         for gone in planned.gone:
             self._on_gone(gone)
         self.rooms.on_plan(planned)
+        self.marks.waiting(*self._starving())
         if planned.record.is_empty:
             self.marks.resting(self._runnable())
             if planned.progressed or (self._results and self._results[0].number <= self.state.visible_through):
@@ -271,11 +301,16 @@ class Leader:
     def _runnable(self) -> int:
         """Sequences that a plan could advance now: those that compute, and those that wait though there is room."""
         state = self.state
+        return self._starving()[1] or int(state.can_run and not state.stalled)
+
+    def _starving(self) -> tuple[int, int]:
+        """(first, number) of those that wait though there is room for the first; (0, 0) where there is none."""
+        state = self.state
         if state.waiting and state.free_rows and state.ledger.num_free(RecordKind.STATE):
             head = state.sequences[state.waiting[0]]
             if state.limits.pages_for(len(head.tokens)) <= state.ledger.num_free(RecordKind.PAGE):
-                return len(state.waiting)
-        return int(state.can_run and not state.stalled)
+                return head.id, len(state.waiting)
+        return 0, 0
 
     def look_after(self) -> None:
         """From a timer, whether or not there is work: the marks that say that this loop turns, and the mirrors."""
@@ -297,7 +332,7 @@ class Leader:
         self._idle_check = self._loop.call_later(IDLE_CHECK_S, self._check_integrity)
 
     def _check_integrity(self) -> None:
-        if self.is_empty and not self._dead:
+        if self.is_idle and not self._dead:
             try:
                 self.state.check_integrity()
             except LedgerError as error:
@@ -386,8 +421,16 @@ class Leader:
     # -- what others read ------------------------------------------------------------------------------------------
 
     @property
-    def is_empty(self) -> bool:
+    def is_idle(self) -> bool:
+        """No sequence is left, and no step is under way."""
         return not self.state.sequences and not self._awaiting
+
+    @property
+    def is_empty(self) -> bool:
+        """Idle, and nobody has a hold on anything: no generation, room, lease, or transfer that may still land."""
+        rooms, ledger = self.rooms, self.state.ledger
+        held = self.generations or rooms.sources or rooms.readers
+        return self.is_idle and not held and not any(ledger.count(kind).stranded for kind in RecordKind)
 
     def oldest_waiting_s(self) -> float:
         """Of requests without a token yet."""
@@ -396,26 +439,15 @@ class Leader:
 
     async def emptied(self) -> None:
         """Until the last sequence's records are back; a sequence ends a turn or two before that."""
-        while not self.is_empty:
+        while not self.is_idle:
             turn: asyncio.Future[None] = self._loop.create_future()
             self._loop.call_later(EMPTY_S, turn.set_result, None)
             await turn
 
     def load(self) -> Load:
-        pages = self.state.ledger.count(RecordKind.PAGE)
-        waiting = [g for g in self.generations.values() if g.stream.sent == 0]
-        times = sorted(self._step_times)
-        return Load(
-            incarnation=self.incarnation,
-            running=len(self.state.sequences) - len(waiting),
-            waiting=len(waiting),
-            max_running=self.resolved.limits.max_running,
-            free_pages=pages.free,
-            total_pages=pages.total,
-            oldest_waiting_s=self.oldest_waiting_s(),
-            draining=self.draining,
-            quarantined=self.marks.readiness is not Readiness.READY,
-            empty=self.is_empty,
-            step_p95_ms=times[int(len(times) * 0.95)] * 1e3 if times else 0.0,
-            block_keys=self.state.cache.boundaries(MAX_BOUNDARY_HINTS),
-        )
+        return describe_load(self)
+
+    @property
+    def step_times(self) -> tuple[float, ...]:
+        """Seconds, of the last steps."""
+        return tuple(self._step_times)

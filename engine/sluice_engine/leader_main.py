@@ -1,6 +1,7 @@
 """The leader's process: joins loop, ranks, transport, lease thread and gRPC servers.
 
-Says one JSON line per event on stdout: loading, ready, draining, died. Exits 0 after a drain, 1 when it died.
+Says one JSON line per event on stdout: loading, ready, draining, drained, died. A drain is asked for by the RPC, and
+then it stays and waits, or by SIGTERM, and then it exits with 0 once it is empty. It exits with 1 when it died.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 import uvloop
-from grpc_health.v1._async import HealthServicer
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from sluice_engine import hooks, log
 from sluice_engine.errors import EngineError, RankFault
+from sluice_engine.grpc_health import BoundedHealth
 from sluice_engine.health.layout import Phase, Readiness
 from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.health.recorder import Recorder
@@ -40,7 +41,8 @@ from sluice_protocol.sampling import Sampling
 if TYPE_CHECKING:
     from sluice_engine.transport import Transport
 
-DRAIN_S = 20.0
+# What was given back at the end of a drain still has to reach those who asked for it.
+GIVE_BACK_S = 2.0
 LOOK_S = 0.25
 SWITCH_S = 0.0005
 
@@ -71,19 +73,28 @@ class LeaderProcess:
         cold_ns = int(spec.health.start_s / spec.health.factor * 1e9)
         self.marks = LeaderMarks(recorder, cold_ns)
         tracer = make_tracer(spec.otlp, spec.role.value, spec.name)
-        self.leader = Leader(spec, self.resolved, self.start_id, on_death=self.die, marks=self.marks, tracer=tracer)
-        self._health = HealthServicer()
+        self.leader = Leader(
+            spec,
+            self.resolved,
+            self.start_id,
+            on_death=self.die,
+            on_drain=self._drain_begins,
+            marks=self.marks,
+            tracer=tracer,
+        )
+        self._said_drained = self._exiting = False
+        self._health = BoundedHealth()
         self.ranks = RankServer(1, self.leader.on_result, self.die, self._progress)
         self.transport: Transport | None = None
         self._servers: list[grpc.aio.Server] = []
 
     async def run(self) -> int:
         """Until drained or dead: the exit status."""
-        self.marks.row.begin(Phase.STARTING)
+        self.marks.begin(Phase.STARTING)
         self._look_after()
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(sig, self._drain)
+            loop.add_signal_handler(sig, self._drain_and_exit)
         starting = loop.create_task(self._start())
         starting.add_done_callback(self._started)
         status = await self._ended
@@ -123,6 +134,9 @@ class LeaderProcess:
         """For ever, also while nothing happens."""
         loop = asyncio.get_running_loop()
         self.leader.look_after()
+        if self.leader.draining and self.leader.is_empty and not self._said_drained:
+            self._said_drained = True
+            say("drained")
         serving = self.marks.readiness is Readiness.READY and not self.leader.draining
         following = loop.create_task(self._health.set("", SERVING if serving else NOT_SERVING))
         self._following = following  # kept until it is done: it only wakes watchers
@@ -165,19 +179,22 @@ class LeaderProcess:
             traceback.print_exception(error, file=sys.stderr)
             self._ended.set_result(1)
 
-    def _drain(self) -> None:
-        """Refuse new work, finish what runs within DRAIN_S, exit when empty."""
-        if self.leader.draining:
+    def _drain_begins(self) -> None:
+        say("draining", sequences=len(self.leader.state.sequences), within_s=self.spec.drain_s)
+
+    def _drain_and_exit(self) -> None:
+        """The drain that it may be in already, and then the end. What hangs is not left in silence: the supervisor
+        names an engine that does not end."""
+        if self._exiting:
             return
-        self.leader.draining = True
-        say("draining", sequences=len(self.leader.state.sequences))
+        self._exiting = True
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + DRAIN_S
+        deadline = loop.time() + self.leader.drain().left_ms / 1e3 + GIVE_BACK_S
 
         def check() -> None:
             if self._ended.done():
                 return
-            if self.leader.is_empty or loop.time() > deadline:
+            if self.leader.is_empty or (self.leader.is_idle and loop.time() > deadline):
                 self._ended.set_result(0)
             else:
                 loop.call_later(0.02, check)

@@ -10,13 +10,21 @@ import contextlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 MAX_REQUEST_BYTES = 8192
 READ_S = 2.0
 WRITE_S = 5.0
 JSON = "application/json"
-_WORDS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+_WORDS = {
+    200: "OK",
+    400: "Bad Request",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    503: "Service Unavailable",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +42,27 @@ Query = Mapping[str, str]
 Route = Callable[[Query], Answer | Awaitable[Answer]]
 
 
-class ProbeServer:
-    """`routes`: "GET /path" -> what answers it. Routes must not block; those that take time are awaited."""
+def is_loopback(head: bytes) -> bool:
+    """Whether the request names this machine, and comes from no page of another one."""
+    fields = [line.partition(b":") for line in head.split(b"\r\n")[1:]]
+    told = {name.strip().lower(): value.strip().decode("latin-1") for name, _, value in fields}
+    hosts = [told.get(b"host", "localhost")]
+    if b"origin" in told:
+        hosts.append(told[b"origin"].partition("//")[2])
+    try:
+        return all(urlsplit(f"//{host}").hostname in LOOPBACK for host in hosts)
+    except ValueError:
+        return False
 
-    def __init__(self, routes: Mapping[str, Route]) -> None:
+
+class ProbeServer:
+    """`routes`: "GET /path" -> what answers it. Routes must not block; those that take time are awaited.
+
+    `only_loopback`: a name that only resolves to loopback is refused, or any page in a browser here could ask."""
+
+    def __init__(self, routes: Mapping[str, Route], *, only_loopback: bool = False) -> None:
         self._routes = dict(routes)
+        self._only_loopback = only_loopback
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -88,7 +112,10 @@ class ProbeServer:
             parts = head.split(b"\r\n", 1)[0].split(b" ")
             if len(parts) != 3:
                 return
-            answer = await self.answer(parts[0].decode("latin-1"), parts[1].decode("latin-1"))
+            if self._only_loopback and not is_loopback(head):
+                answer = json_answer(403, {"error": "this port answers to 127.0.0.1, [::1] and localhost only"})
+            else:
+                answer = await self.answer(parts[0].decode("latin-1"), parts[1].decode("latin-1"))
             writer.write(
                 f"HTTP/1.1 {answer.status} {_WORDS[answer.status]}\r\nContent-Type: {answer.content_type}\r\n"
                 f"Content-Length: {len(answer.body)}\r\nConnection: close\r\n\r\n".encode()

@@ -101,6 +101,7 @@ class WatchedModel:
         self._device.progress(self._completed)
         self._device.pending(0)
         self._device.enter(Phase.IDLE)
+        self._loop.tick()
         self._loop.enter(Phase.BOOKKEEPING)
         return sampled
 

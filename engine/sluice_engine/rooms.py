@@ -214,6 +214,13 @@ class Rooms:
                 self._leader.tell(LeaseEnded(sequence))
                 return
 
+    def refuse_sources(self, reason: str, detail: str) -> None:
+        """Their readers are told why, and go elsewhere."""
+        for room in self.sources.values():
+            if not room.ended:
+                room.ended = True
+                room.port.post(LeaseEvent.REFUSED, Refused(reason, detail))
+
     def end_all_sources(self) -> None:
         """A new incarnation: nothing that was granted can be read any more."""
         for room in self.sources.values():

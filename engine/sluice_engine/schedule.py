@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable
 
+from sluice_engine import hooks
 from sluice_engine.errors import LedgerError
 from sluice_engine.ledger import RecordState
 from sluice_engine.sequence import (
@@ -181,7 +182,7 @@ class _Planner(StepBuilder):
 
     def admit_waiting(self) -> None:
         """In order of arrival, until one does not fit."""
-        while self.state.waiting:
+        while self.state.waiting and not hooks.holds("leader.admit"):
             sequence = self.state.sequences[self.state.waiting[0]]
             if not self._admit(sequence):
                 return

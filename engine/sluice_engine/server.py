@@ -1,11 +1,10 @@
-"""`sluice.v1.Engine` on the leader's loop: Hello, Generate, Attach, Load."""
+"""`sluice.v1.Engine` on the leader's loop: Hello, Generate, Attach, Load, Drain."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -14,14 +13,16 @@ import msgspec
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from sluice_engine.grpc_options import KEY_HEADER, OPTIONS
+from sluice_engine.address import join
 from sluice_engine.inspect import inspect
+from sluice_engine.keyed_server import build_server
 from sluice_engine.leader import Leader
 from sluice_engine.publish import merge_batches
 from sluice_engine.spec import EngineSpec
 from sluice_protocol.codec import (
     MalformedMessage,
     decode_generate_request,
+    encode_drained,
     encode_engine_hello,
     encode_generate_reply,
     encode_load,
@@ -32,33 +33,6 @@ from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc
 
 # Steps' worth of tokens that a gateway may be behind before its stream is ended.
 MAX_BEHIND = 4096
-
-
-# Probes have no key, and learn a word.
-OPEN_TO_ALL = "/grpc.health.v1.Health/"
-
-
-class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses callers without the run's key; compares in constant time."""
-
-    def __init__(self, key: str) -> None:
-        self._key = key.encode()
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        if handler_call_details.method.startswith(OPEN_TO_ALL):  # type: ignore[attr-defined]
-            return await continuation(handler_call_details)
-        told = dict(handler_call_details.invocation_metadata or ()).get(KEY_HEADER, "")
-        if hmac.compare_digest(told.encode() if isinstance(told, str) else bytes(told), self._key):
-            return await continuation(handler_call_details)
-        return grpc.stream_stream_rpc_method_handler(_refuse_key)
-
-
-async def _refuse_key(request_iterator: object, context: Any) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{KEY_HEADER} is missing or wrong")
 
 
 class TokenSink:
@@ -102,6 +76,9 @@ class EngineService(engine_pb2_grpc.EngineServicer):
     async def Load(self, request: engine_pb2.LoadRequest, context: Any) -> engine_pb2.LoadReply:
         return encode_load(self._leader.load())
 
+    async def Drain(self, request: engine_pb2.DrainRequest, context: Any) -> engine_pb2.DrainReply:
+        return encode_drained(self._leader.drain())
+
     async def Inspect(self, request: engine_pb2.InspectRequest, context: Any) -> engine_pb2.InspectReply:
         return engine_pb2.InspectReply(json=msgspec.json.encode(inspect(self._leader)))
 
@@ -133,10 +110,6 @@ class EngineService(engine_pb2_grpc.EngineServicer):
             self._leader.detach(request.gateway_id, sink.put)
 
 
-def build_server(key: str) -> grpc.aio.Server:
-    return grpc.aio.server(interceptors=[KeyInterceptor(key)], options=OPTIONS)
-
-
 async def start_engine_server(
     leader: Leader, hello: Callable[[], EngineHello], health: HealthServicer, spec: EngineSpec
 ) -> tuple[grpc.aio.Server, str]:
@@ -144,6 +117,6 @@ async def start_engine_server(
     server = build_server(spec.key)
     engine_pb2_grpc.add_EngineServicer_to_server(EngineService(leader, hello), server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    port = server.add_insecure_port(f"{spec.host}:{spec.ports.engine}")
+    port = server.add_insecure_port(join(spec.host, spec.ports.engine))
     await server.start()
-    return server, f"{spec.host}:{port}"
+    return server, join(spec.host, port)

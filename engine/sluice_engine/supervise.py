@@ -16,6 +16,7 @@ import os
 import re
 import signal
 import socket
+import struct
 import sys
 import uuid
 from pathlib import Path
@@ -27,8 +28,9 @@ from sluice_engine import hooks
 from sluice_engine.errors import SpecError
 from sluice_engine.health.guard import Guard, Service
 from sluice_engine.health.reading import Exit
+from sluice_engine.health.stacks import share_stacks
 from sluice_engine.health.verdict import Verdict
-from sluice_engine.health.watched import Reason, engine_rows
+from sluice_engine.health.watched import LEADER_LOOP, Reason, engine_rows
 from sluice_engine.pool import create_memory
 from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, say
 from sluice_engine.spec import EngineSpec, load_spec, resolve
@@ -40,7 +42,8 @@ from sluice_protocol.generate import Role
 
 # So many deaths of the sidecar within the window are a death of the service.
 SIDECAR_DEATHS, SIDECAR_WINDOW_S = 5, 60.0
-STOP_S = 25.0
+# What an engine may take to end beyond its drain.
+STOP_SLACK_S = 5.0
 ZYGOTE_START_S = 120.0
 # One death brings others about: so long the last words of all are waited for before one of them is blamed.
 SETTLE_S = 0.5
@@ -66,6 +69,7 @@ class Supervisor:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._rank_pids: dict[int, int] = {}
         self._rank_fds: list[int] = []
+        self._zygote_pid = 0
         self._last_words: dict[str, tuple[str, str]] = {}  # process -> reason, detail
         self._sidecar_counter = 0
         self._fingerprint: object = None
@@ -76,6 +80,7 @@ class Supervisor:
             engine_rows(spec.role, spec.transport),
             self.pids,
             self._about,
+            self._shared_zygote,
         )
         self.guard = Guard(service, policy_of(spec.health))
         self._stopping = self.guard.stopping
@@ -84,6 +89,9 @@ class Supervisor:
         """Of what lives now."""
         told = {name: p.pid for name, p in self._processes.items() if p.returncode is None}
         return told | {f"rank{rank}": pid for rank, pid in self._rank_pids.items()}
+
+    def _shared_zygote(self) -> dict[str, int]:
+        return {"zygote": self._zygote_pid} if self._zygote_path and self._zygote_pid else {}
 
     def _about(self) -> dict[str, object]:
         """For a bundle: the config without its secret."""
@@ -124,7 +132,7 @@ class Supervisor:
     async def _end(self, tasks: list[asyncio.Task[Any]]) -> int:
         """After a wish to stop, the first death, or a verdict."""
         if self._stopping.is_set():
-            self.guard.drain()
+            self.guard.drain(LEADER_LOOP.name, self.spec.drain_s + STOP_SLACK_S)
             verdict = await self._drain(tasks[1], tasks[2:])
         else:
             verdict = await self._fatal(tasks[1], tasks[2:])
@@ -141,13 +149,10 @@ class Supervisor:
         if leader.returncode is None:
             leader.terminate()
         ended = asyncio.get_running_loop().create_task(leader.wait())
-        await asyncio.wait({ended, watching}, timeout=STOP_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ended, watching}, return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
-        if watching.done() and not watching.cancelled():
+        if watching.done():
             return watching.result()
-        if leader.returncode is None:
-            watching.cancel()
-            return self.guard.stalled_drain("leader.loop", STOP_S)
         if leader.returncode in (0, -signal.SIGTERM):  # it may not yet have had a handler for ours
             return None
         await asyncio.wait(children, timeout=SETTLE_S, return_when=asyncio.ALL_COMPLETED)
@@ -209,7 +214,9 @@ class Supervisor:
             elif event["event"] == "fence-wanted":
                 self._fence()
             elif event["event"] == "draining":
-                self.guard.drain()
+                self.guard.drain(LEADER_LOOP.name, self.spec.drain_s + STOP_SLACK_S)
+            elif event["event"] == "drained" and not self._stopping.is_set():
+                self.guard.drained()
             print(json.dumps(event), flush=True)
         status = await process.wait()
         if not self._stopping.is_set():
@@ -292,6 +299,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         sock = await _connect_zygote(path)
         with sock:
+            self._note_zygote(sock, Path(path))
             request = json.dumps({"spec": str(self._spec_path), "rank": rank}).encode() + b"\n"
             socket.send_fds(sock, [request], [self._memory])
             sock.setblocking(False)
@@ -306,6 +314,12 @@ class Supervisor:
                         self._note_rank(rank, told["pid"])
         self._rank_pids.pop(rank, None)
         return told.get("exit")
+
+    def _note_zygote(self, sock: socket.socket, path: Path) -> None:
+        """Whose it is, the kernel says."""
+        self._zygote_pid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        if self._zygote_path:
+            share_stacks(Path(self.spec.run_dir), "zygote", path.parent)
 
     def _note_rank(self, rank: int, pid: int) -> None:
         """A rank is the zygote's child; by its pidfd it can be ended also while the zygote is stuck."""
@@ -399,7 +413,7 @@ def own_spec(path: Path, name: str, host: str, key_file: Path | None) -> tuple[E
     return spec, own
 
 
-def main(argv: list[str] | None = None) -> int:
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Run one engine of Sluice and watch it")
     parser.add_argument("--spec", type=Path, required=True, help="engine spec (JSON)")
     parser.add_argument("--name", default="", help="instead of the spec's: one spec serves many pods")
@@ -407,7 +421,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--key-file", type=Path, help="holds the key, instead of the spec's")
     parser.add_argument("--zygote", default="", help="socket of a zygote that several engines share")
     parser.add_argument("--parent", type=int, default=0, help="end when this process ends")
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_arguments(argv)
     if args.parent:
         die_with_parent(args.parent, signal.SIGTERM)
     try:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from sluice_engine.address import join
 from sluice_engine.health.evidence import EvidenceLimits
 from sluice_engine.health.guard import Guard, Policy
 from sluice_engine.health.incidents import QuarantinePolicy
@@ -31,7 +32,7 @@ def policy_of(health: HealthSpec) -> Policy:
 
 
 def probe_url(guard: Guard, host: str) -> str:
-    return f"http://{host}:{guard.probe_port}"
+    return f"http://{join(host, guard.probe_port)}"
 
 
 def announce(guard: Guard, host: str) -> None:

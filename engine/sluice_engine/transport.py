@@ -13,7 +13,7 @@ from typing import Any
 from sluice_engine.health.recorder import rows_of
 from sluice_engine.health.watched import LEASE_THREAD
 from sluice_engine.leader import Leader
-from sluice_engine.lease.client import LeaseClient
+from sluice_engine.lease.client import MIN_ANSWER_S, LeaseClient
 from sluice_engine.lease.server import SourceServer
 from sluice_engine.lease.thread import LeaseThread
 from sluice_engine.pool import Pools, map_pools
@@ -91,7 +91,10 @@ class Transport:
                 self._server.start(self.spec.host, self.spec.key, self.spec.ports.source)
             )
         else:
-            client = LeaseClient(self._thread, self.resolved.fingerprint, self.spec.key, self.attach, self._feed)
+            answer_s = max(MIN_ANSWER_S, self.spec.health.floor_s / 2)
+            client = LeaseClient(
+                self._thread, self.resolved.fingerprint, self.spec.key, self.attach, self._feed, answer_s
+            )
             self.leader.rooms.leases = self._client = client
 
     def describe(self) -> dict[str, object]:

@@ -21,6 +21,7 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.processes import die_with_parent, say
 from sluice_engine.rank import serve
 from sluice_engine.spec import load_spec
@@ -238,6 +239,7 @@ def main(argv: list[str] | None = None) -> None:
     import sluice_engine.runner  # noqa: F401
 
     torch.set_num_threads(1)
+    answer_with_stacks(Path(args.socket).parent, "zygote")
     zygote = Zygote(args.socket)
     say("zygote-ready", pid=os.getpid())
     zygote.run()

@@ -30,7 +30,8 @@ MAX_LATENCY_FACTOR = 1.5
 class Inputs:
     """`engines`: decode engines whose figures count. `warming`: ready or starting, not among them. Pages are sums over
     `engines`; `pages_per_engine` is their mean capacity. `pending`: pods without a node for longer than PENDING_S.
-    `missing`: why the figures cannot be trusted; empty if they can."""
+    `prefill_queued` requests wait in gateways although decode has room for them; `queued` are the others that wait
+    there. `missing`: why the figures cannot be trusted; empty if they can."""
 
     replicas: int
     engines: int = 0
@@ -43,6 +44,8 @@ class Inputs:
     pages_per_engine: float = 0.0
     queued: int = 0
     queue_age_ms: float = 0.0
+    prefill_queued: int = 0
+    prefill_queue_age_ms: float = 0.0
     inter_token_p95_ms: float = 0.0
     prefill_ready: int = 0
     rolling: bool = False
@@ -56,7 +59,8 @@ class Inputs:
     def __str__(self) -> str:
         return (
             f"{self.engines} engines (+{self.warming} warming, {self.pending} pending): {self.running} running,"
-            f" {self.waiting} waiting for prefill, {_fives(self.kv_percent(self.engines))} % of pages in use,"
+            f" {self.waiting + self.prefill_queued} waiting for prefill,"
+            f" {_fives(self.kv_percent(self.engines))} % of pages in use,"
             f" queue age {self.queue_age_ms:.0f} ms, inter-token p95 {self.inter_token_p95_ms:.0f} ms"
             + (f"; {self.missing}" if self.missing else "")
         )
@@ -111,6 +115,8 @@ def gather(observed: Observed, replicas: int, rolling: bool, now: float) -> Inpu
         pages_per_engine=capacity / len(loads) if loads else 0.0,
         queued=sum(report.queued for report in reports),
         queue_age_ms=max((report.queue_age_ms for report in reports), default=0.0),
+        prefill_queued=sum(report.prefill_queued for report in reports),
+        prefill_queue_age_ms=max((report.prefill_queue_age_ms for report in reports), default=0.0),
         inter_token_p95_ms=max((load.inter_token_p95_ms for load in loads), default=0.0),
         prefill_ready=sum(pod.ready for pod in observed.members(PodRole.PREFILL)),
         rolling=rolling,
@@ -198,18 +204,21 @@ def _no_figures(inputs: Inputs, auto: AutoSpec, memory: Memory, now: float) -> D
 
 
 def _prefill_bound(inputs: Inputs, auto: AutoSpec, memory: Memory, now: float) -> Decision | None:
-    """The queue is too old or pages are short, and what runs is not the reason: what is reserved and waits is."""
-    if not inputs.waiting or _running_factor(inputs, auto) > 1 + TOLERANCE:
+    """The queue is too old or pages are short, and what runs is not the reason: what is reserved and waits is, or no
+    prefill engine has room."""
+    late = inputs.waiting + inputs.prefill_queued
+    if not late or _running_factor(inputs, auto) > 1 + TOLERANCE:
         return None
     room = inputs.engines * inputs.pages_per_engine
     all_pages = 100 * (inputs.running_pages + inputs.reserved_pages) / room if room else 0.0
-    if inputs.queue_age_ms <= auto.queue_age_milliseconds and all_pages <= auto.kv_utilization_percent:
+    age_ms = max(inputs.queue_age_ms if inputs.waiting else 0.0, inputs.prefill_queue_age_ms)
+    if age_ms <= auto.queue_age_milliseconds and all_pages <= auto.kv_utilization_percent:
         return None
     hint = (
-        f"{inputs.waiting} of {inputs.running + inputs.waiting} sequences on decode wait for prefill: raise"
+        f"{late} of {inputs.running + late} sequences wait for prefill: raise"
         f" prefill.replicas above {inputs.prefill_ready}, or lower decode.replicas"
     )
-    return Decision(inputs.replicas, "PrefillBound", f"{inputs.waiting} sequences wait for prefill.", hint)
+    return Decision(inputs.replicas, "PrefillBound", f"{late} sequences wait for prefill.", hint)
 
 
 def _up(inputs: Inputs, auto: AutoSpec, memory: Memory, now: float) -> Decision | None:
@@ -270,7 +279,7 @@ def _queue_factor(inputs: Inputs, auto: AutoSpec) -> float:
 
 def _would_do(inputs: Inputs, auto: AutoSpec, engines: int) -> bool:
     if engines == 0:
-        return not (inputs.running or inputs.waiting or inputs.queued)
+        return not (inputs.running or inputs.waiting or inputs.queued or inputs.prefill_queued)
     grown = inputs.engines / engines
     target = auto.inter_token_p95_milliseconds
     return (

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from sluice_engine.address import split
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.observed import EngineReport, GatewayReport, Load, Pod
 from sluice_protocol import fleet as told_by_gateways
@@ -96,7 +97,7 @@ def _read_engines(
     told: told_by_gateways.FleetReport, pods: Mapping[str, str], loads: Mapping[str, Load]
 ) -> Iterable[EngineReport]:
     for engine in told.engines:
-        pod = pods.get(engine.address.rpartition(":")[0].strip("[]"))
+        pod = pods.get(split(engine.address)[0])
         if pod is None or engine.role is None or engine.role is told_by_engines.Role.UNIFIED or engine.load is None:
             continue
         if pod in loads and loads[pod].incarnation != engine.incarnation:

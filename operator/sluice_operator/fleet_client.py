@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from sluice_engine.address import join
 from sluice_engine.grpc_options import KEY_HEADER, OPTIONS
 from sluice_engine.probe_client import NoAnswer, ask_json
 from sluice_operator.fleet import Contact, Heard, asked_engines, asked_gateways, read_load, read_report, read_status
@@ -50,10 +51,6 @@ Dial = Callable[[str, int], str]
 
 def plaintext(_contact: Contact, _role: PodRole) -> grpc.ChannelCredentials | None:
     return None
-
-
-def join(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 class LiveFleet:

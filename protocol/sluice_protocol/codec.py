@@ -223,6 +223,7 @@ def encode_load(value: g.Load) -> e.LoadReply:
         block_keys=value.block_keys,
         running_pages=value.running_pages,
         reserved_pages=value.reserved_pages,
+        not_ready=value.not_ready,
     )
 
 
@@ -242,6 +243,7 @@ def decode_load(message: e.LoadReply) -> g.Load:
         tuple(message.block_keys),
         message.running_pages,
         message.reserved_pages,
+        message.not_ready,
     )
 
 

@@ -115,7 +115,8 @@ class Load:
     """What routing and autoscaling read. Ages in seconds, `step_p95_ms` in milliseconds.
 
     `empty`: no generation, room, lease or transfer is held. `running_pages`: cache pages of sequences that have a
-    token, `reserved_pages`: of those that wait for their first; a page that several share counts for each.
+    token, `reserved_pages`: of those that wait for their first; a page that several share counts for each. `not_ready`:
+    as its supervisor says; `quarantined`: for the reason that it is kept for somebody to look at.
     """
 
     incarnation: str
@@ -132,6 +133,7 @@ class Load:
     block_keys: tuple[bytes, ...] = ()
     running_pages: int = 0
     reserved_pages: int = 0
+    not_ready: bool = False
 
 
 @dataclass(frozen=True, slots=True)

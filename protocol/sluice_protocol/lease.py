@@ -90,8 +90,11 @@ def build_table() -> dict[tuple[LeaseRole, LeaseState, LeaseEvent], Transition]:
         (R, St.GRANTING, Ev.FIRST_TOKEN): (St.GRANTING, (Ef.PUBLISH_TOKEN,)),
         (R, St.GRANTING, Ev.FIRST_TOKEN_ENDS): (St.FINISHED, (Ef.STOP_PULLING, Ef.PUBLISH_TOKEN, Ef.END_STREAM)),
         (R, St.GRANTING, Ev.COMPLETE): (St.COMPLETE, ()),
-        # A prefill that fails says why; every other end speaks for itself.
+        # A prefill that fails says why, and so does a source whose time to drain is over; every other end speaks for
+        # itself.
         (R, St.GRANTING, Ev.REFUSED): (St.FAILED, (Ef.FAIL_ROOM, Ef.END_STREAM)),
+        (R, St.COMPLETE, Ev.REFUSED): (St.FAILED, (Ef.FAIL_ROOM, Ef.END_STREAM)),
+        (R, St.RELEASING, Ev.REFUSED): (St.FAILED, (Ef.FAIL_ROOM, Ef.END_STREAM)),
         (R, St.COMPLETE, Ev.BYTES): (St.COMPLETE, (Ef.FEED_BYTES,)),
         (R, St.COMPLETE, Ev.PULLS_DONE): (St.RELEASING, (Ef.SEND_PULLED,)),
         (R, St.RELEASING, Ev.RELEASED): (St.COMMITTED, (Ef.COMMIT, Ef.END_STREAM)),
@@ -105,6 +108,7 @@ def build_table() -> dict[tuple[LeaseRole, LeaseState, LeaseEvent], Transition]:
         (S, St.GRANTING, Ev.FIRST_TOKEN_ENDS): (St.FINISHED, (Ef.SEND_FIRST_TOKEN, Ef.END_STREAM, Ef.LEASE_ENDED)),
         (S, St.GRANTING, Ev.COMPLETE): (St.COMPLETE, (Ef.SEND_COMPLETE,)),
         (S, St.GRANTING, Ev.REFUSED): (St.FAILED, (Ef.SEND_REFUSED, Ef.END_STREAM, Ef.LEASE_ENDED)),
+        (S, St.COMPLETE, Ev.REFUSED): (St.FAILED, (Ef.SEND_REFUSED, Ef.END_STREAM, Ef.LEASE_ENDED)),
         (S, St.COMPLETE, Ev.FETCH): (St.COMPLETE, (Ef.SEND_BYTES,)),
         (S, St.COMPLETE, Ev.PULLED): (St.COMMITTED, (Ef.SEND_RELEASED, Ef.END_STREAM, Ef.LEASE_ENDED)),
     }

@@ -52,7 +52,7 @@ def test_a_victim_leaves_only_once_its_engine_says_that_it_is_empty(operator, se
     victim.finish()
     served.until_children("Pod", lambda pods: victim.pod not in {p["metadata"]["name"] for p in pods})
     served.until("Ready", "True")
-    assert [engine.pod for engine in fleet.of("decode")] == [keeper.pod]
+    fleet.until(lambda: [engine.pod for engine in fleet.of("decode")] == [keeper.pod])
     assert keeper.drains == 0
 
 
@@ -88,6 +88,8 @@ def test_a_fleet_that_does_not_answer_takes_nothing_away_and_holds_up_nobody(ope
     told = served.until("Routable", "Unknown")
     assert told["reason"]
     assert operator.status()["slowest_reconcile_s"] < 30
+    fleet.on_engine = fleet.on_gateway = lambda one: None
+    fleet.until(lambda: len(fleet.engines) == 2 and len(fleet.gateways) == 1)
     for one in (*fleet.engines.values(), *fleet.gateways):
         one.silent = False
     served.until("Ready", "True")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -31,6 +32,7 @@ def test_unarmed_points_are_inert():
         hooks.reach(point)
         assert hooks.change(point, b"abc") == b"abc"
         assert not hooks.holds(point)
+        asyncio.run(asyncio.wait_for(hooks.stay(point), 5))
 
 
 def test_without_the_package_arming_is_refused_with_the_remedy(monkeypatch):

@@ -33,6 +33,7 @@ def deltas(pieces: Pieces, ids: list[int]) -> list[str]:
     return [detokenizer.push(token) for token in ids]
 
 
+@pytest.mark.slow
 @given(st.text(st.characters(codec="utf-8"), max_size=60))
 def test_deltas_of_any_text_add_up_and_never_hold_half_a_character(pieces: Pieces, text: str) -> None:
     parts = deltas(pieces, pieces.tokenizer.encode_plain(text))

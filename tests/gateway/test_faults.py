@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sluice_gateway.fleet import Member
+from sluice_gateway.link import Timings
 from sluice_gateway.memory import Fault, MemoryEngine
 from sluice_protocol.generate import Refused, Role
 
@@ -219,6 +220,25 @@ async def test_draining_engines_get_no_new_work_and_finish_the_old(start: Any) -
     assert len(stack["d1"].requests) == before
 
 
+@pytest.mark.parametrize("who", ["p1", "d1"])
+async def test_a_refusal_tells_of_a_drain_long_before_the_next_load(start: Any, who: str) -> None:
+    """A decode engine refuses for itself, or says that its source did: both of the pair are asked then."""
+    timings = Timings(load_every_s=3600.0, first_backoff_s=0.01, most_backoff_s=0.05)
+    engines = {name: engine for name, engine in two_pairs().items() if name in ("p1", "d1")}
+    stack = await start(engines, timings=timings)
+    stack[who].draining = True
+    if who == "p1":
+        stack["d1"].faults.append(Fault("fail", 0, "Draining"))
+    asked = asyncio.create_task(stack.chat(max_tokens=20, stream=True))
+    link = stack.gateway.members.links[who]
+    await stack.until(lambda: link.view.unusable == "Draining")
+    assert len(stack["d1"].requests) == 1
+    # Nobody else can serve, so the request waits; it does not fail.
+    stack[who].draining = False
+    link.suspect()
+    assert text_of(await asked) == TEXT[:20]
+
+
 async def test_a_full_queue_is_429_and_the_waiting_are_served(start: Any) -> None:
     stack = await start(unified(max_running=1), max_queued=2)
     stack["u"].gate.clear()
@@ -263,6 +283,7 @@ async def test_the_queue_is_first_come_first_served(start: Any) -> None:
     assert list(dict.fromkeys(prompts)) == list("012345")
 
 
+@pytest.mark.slow
 async def test_under_random_faults_every_answer_is_right_and_nothing_is_left(start: Any) -> None:
     """One seed, many requests, faults of all kinds on both decode engines."""
     rng = random.Random(4)

@@ -14,6 +14,8 @@ from sluice_gateway.errors import ApiError
 from sluice_gateway.requests import _CHAT, _COMPLETION, Limits, parse_chat, parse_completion
 from sluice_gateway.unsupported import CHAT, COMPLETION
 
+pytestmark = pytest.mark.slow
+
 LIMITS = Limits(vocab_size=512, max_context_tokens=4096)
 NAMES = sorted(_CHAT | _COMPLETION | CHAT.keys() | COMPLETION.keys() | {"role", "content", "type", "text"})
 scalars = (

@@ -6,11 +6,15 @@ import asyncio
 import time
 from typing import Any
 
+import pytest
+
 from sluice_gateway import faults
 from sluice_gateway.link import Timings
 from sluice_gateway.memory import Fault, MemoryEngine
 from sluice_gateway.reasons import ENGINE_LOST
 from sluice_protocol.generate import Refused, Role
+
+pytestmark = pytest.mark.slow
 
 TEXT = "The quick brown fox jumps over the lazy dog. "
 SLOW_LINK = Timings(load_every_s=30.0, first_backoff_s=0.01, most_backoff_s=0.05)

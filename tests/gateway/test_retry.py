@@ -19,7 +19,7 @@ TABLE: list[tuple[TryResult, str | None, int, Done | Again | int]] = [
     (LOST, None, 1, Again(0.0, True, 2)),
     (LOST, None, 2, 503),
     (Ended(EndReason.PREEMPTED, 3), None, 2, Again(0.02, True, 2)),
-    (Ended(EndReason.FAILED, 1, error="Draining"), None, 2, Again(0.02, True, 2)),
+    (Ended(EndReason.FAILED, 1, error="Draining"), None, 2, Again(0.02, True, 2, drains=True)),
     (Ended(EndReason.FAILED, 1, error="NeverHeardOf"), None, 0, Again(0.0, True, 1)),
     (Ended(EndReason.FAILED, 1, error="NeverHeardOf"), None, 2, 503),
     (Ended(EndReason.FAILED, 1, error="ContextTooLong"), None, 0, 400),

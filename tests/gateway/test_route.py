@@ -60,6 +60,7 @@ def test_a_unified_engine_is_a_pair_of_its_own_without_a_source() -> None:
         (engine(PREFILL, "p", model="a"), engine(DECODE, "d", model="b")),
         (engine(PREFILL, "p"), engine(DECODE, "d", draining=True)),
         (engine(PREFILL, "p", quarantined=True), engine(DECODE, "d")),
+        (engine(PREFILL, "p"), engine(DECODE, "d", not_ready=True)),
         (engine(PREFILL, "p", trouble="NoLoad"), engine(DECODE, "d")),
         (Engine(Member(UNIFIED, "u")),),
         (replace(engine(PREFILL, "u"), member=Member(UNIFIED, "u")),),

@@ -40,7 +40,7 @@ def mute(engine: MemoryEngine) -> None:
 
 
 def set_unready(engine: MemoryEngine) -> None:
-    engine.quarantined = True
+    engine.not_ready = True
 
 
 async def hanging(start: Any, **changes: Any) -> tuple[Any, asyncio.Task[Any], str]:
@@ -95,14 +95,14 @@ async def test_without_another_pair_it_is_waited_for(start: Any, trouble: Any) -
     await asyncio.sleep(3 * TIMINGS.sick_s)
     assert not asking.done()
     assert stack[name].running
-    stack[other].quarantined = False
+    stack[other].not_ready = False
     assert text_of(await asyncio.wait_for(asking, 20)) == TEXT[:20]
     stack[name].voice.set()
 
 
 async def test_an_engine_that_drains_finishes_what_it_has(start: Any) -> None:
     stack, asking, name = await hanging(start)
-    stack[name].draining = stack[name].quarantined = True
+    stack[name].draining = stack[name].not_ready = True
     await asyncio.sleep(3 * TIMINGS.sick_s)
     assert stack[name].running
     stack[name].die()

@@ -21,7 +21,7 @@ from sluice_engine.health.incidents import (
 )
 from sluice_engine.health.reading import Copy
 from sluice_engine.health.recorder import Recorder
-from sluice_engine.health.stacks import STACKS_SIGNAL, can_answer, collect_stacks
+from sluice_engine.health.stacks import STACKS_SIGNAL, can_answer, collect_stacks, share_stacks
 from sluice_engine.health.verdict import Kind, Verdict
 
 WEDGE = Verdict(Kind.WEDGED, "DeviceStuck", "rank0.device", "device", 31.0, 30.0, 4)
@@ -73,6 +73,23 @@ def test_a_bundle_holds_recorder_verdict_stacks_and_what_the_kernel_says(tmp_pat
     assert "waits_for_ever" in stacks
     assert "State:" in (path / "child.proc").read_text()
     assert json.loads((path / "about.json").read_text()) == {"spec": {"a": 1}}
+
+
+def test_a_bundle_holds_the_writers_own_stacks_and_what_the_machine_is_like(tmp_path, recorder) -> None:
+    path = bundle(tmp_path, recorder)
+    assert "write_bundle" in (path / "supervisor.stacks").read_text()
+    told = (path / "machine.txt").read_text()
+    for word in ("MemAvailable", "/proc/loadavg", f"space in {tmp_path}", "cpus: "):
+        assert word in told
+
+
+def test_a_process_that_is_shared_answers_through_a_link(tmp_path, recorder, child) -> None:
+    """The child's own folder is `tmp_path`; the bundle's service has another one."""
+    run_dir = tmp_path / "service"
+    run_dir.mkdir()
+    share_stacks(run_dir, "child", tmp_path)
+    share_stacks(run_dir, "child", tmp_path)  # started again
+    assert "waits_for_ever" in collect_stacks(run_dir, {"child": child.pid}, 10.0)["child"]
 
 
 def test_of_a_stopped_process_it_says_so_in_place_of_stacks(tmp_path, recorder, child) -> None:

@@ -25,9 +25,9 @@ from sluice_protocol.generate import Role
 WEDGE = Verdict(Kind.WEDGED, "DeviceStuck", "rank0.device", "device", 31.0, 30.0, 4)
 
 
-async def ask(port: int, path: str, method: str = "GET") -> tuple[int, str]:
+async def ask(port: int, path: str, method: str = "GET", head: str = "Host: localhost") -> tuple[int, str]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n\r\n".encode())
     head, _, body = (await asyncio.wait_for(reader.read(), 10)).decode().partition("\r\n\r\n")
     writer.close()
     return int(head.split()[1]), body
@@ -84,6 +84,39 @@ async def statuses(scene: Scene) -> dict[str, int]:
     return {path: (await ask(port, path))[0] for path in ("/livez", "/readyz", "/startupz", "/health")}
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Host: evil.example",
+        "Host: evil.example:80",
+        "Host: [evil",
+        "Host: 127.0.0.1\r\nOrigin: http://evil.example",
+        "Host: localhost\r\nOrigin: null",
+    ],
+)
+async def test_the_debug_port_answers_no_page_of_another_machine(scene: Scene, head: str) -> None:
+    """A name of somebody's own may resolve to 127.0.0.1: the browser then takes us for him."""
+    for method, path in (("GET", "/debug/stacks"), ("POST", "/debug/maintenance?seconds=60")):
+        status, body = await ask(scene.guard.debug_port, path, method, head)
+        assert status == 403, body
+    assert scene.guard.watch.maintenance_s == 0
+    assert (await ask(scene.guard.probe_port, "/livez", head=head))[0] == 200
+
+
+@pytest.mark.parametrize("head", ["Host: 127.0.0.1:9", "Host: [::1]:9", "Host: LOCALHOST", "X-Nothing: 1"])
+async def test_the_debug_port_answers_this_machine(scene: Scene, head: str) -> None:
+    assert (await ask(scene.guard.debug_port, "/debug/verdict", head=head))[0] == 200
+
+
+async def test_a_pipe_as_termination_path_does_not_hold_up_the_end(tmp_path: Path, capfd) -> None:
+    path = tmp_path / "log"
+    os.mkfifo(path)
+    scene = Scene(tmp_path, termination_path=path)
+    async with running(scene):
+        assert await asyncio.wait_for(scene.guard.close(WEDGE), 30) == EXIT_WEDGED
+    assert str(WEDGE) in capfd.readouterr().err
+
+
 async def test_each_probe_says_what_it_is_for(scene: Scene) -> None:
     guard = scene.guard
     guard.watch.look()
@@ -95,6 +128,40 @@ async def test_each_probe_says_what_it_is_for(scene: Scene) -> None:
     guard.drain()
     assert await statuses(scene) == {"/livez": 200, "/readyz": 503, "/startupz": 200, "/health": 200}
     assert guard.recorder.readiness is Readiness.NOT_READY
+
+
+async def test_a_drain_that_is_not_done_in_time_is_named_though_everything_turns(scene: Scene) -> None:
+    scene.guard.started()
+    scene.guard.drain("leader.loop", 0.5)
+    verdict = await asyncio.wait_for(scene.guard.run(), 20)
+    assert (verdict.kind, verdict.reason, verdict.culprit) == (Kind.WEDGED, Reason.DRAIN_STALLED, "leader.loop")
+
+
+async def test_a_drain_that_is_done_in_time_is_the_end_of_it(scene: Scene) -> None:
+    guard = scene.guard
+    guard.started()
+    guard.drain("leader.loop", 0.3)
+    guard.drained()
+    looking = asyncio.create_task(guard.run())
+    await asyncio.sleep(1.0)
+    assert not looking.done()
+    assert await statuses(scene) == {"/livez": 200, "/readyz": 503, "/startupz": 200, "/health": 200}
+    # What comes after it, an end that was asked for, has a time of its own.
+    guard.drain("leader.loop", 0.1)
+    assert (await asyncio.wait_for(looking, 20)).reason is Reason.DRAIN_STALLED
+
+
+async def test_a_drain_waits_for_a_step_that_is_only_slow(scene: Scene) -> None:
+    row = scene.rows["leader.loop"]
+    row.expect(int(1e9))
+    row.pending(1)
+    scene.guard.started()
+    scene.guard.drain("leader.loop", 0.1)
+    looking = asyncio.create_task(scene.guard.run())
+    await asyncio.sleep(1.0)
+    assert not looking.done()
+    row.pending(0)
+    assert (await asyncio.wait_for(looking, 20)).reason is Reason.DRAIN_STALLED
 
 
 async def test_a_wedge_is_named_by_every_answer(scene: Scene) -> None:
@@ -151,6 +218,7 @@ async def test_after_too_many_incidents_it_stays_up_and_out_of_service_for_a_bou
             if expected:
                 await quarantine(scene, closing)
                 assert await statuses(scene) == {"/livez": 200, "/readyz": 503, "/startupz": 503, "/health": 200}
+                assert scene.guard.recorder.readiness is Readiness.QUARANTINED
             assert await asyncio.wait_for(closing, 30) == EXIT_WEDGED
             assert scene.guard.quarantined is expected
 

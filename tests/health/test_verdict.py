@@ -155,6 +155,8 @@ STALLED = [
     ({"leader.hicache": {"pending": 2}}, ["leader.hicache"], Reason.TIER_STUCK, "leader.hicache"),
     ({"leader.accept": {"pending": 2}}, ["leader.accept"], Reason.NOT_ACCEPTING, "leader.accept"),
     ({"gateway.accept": {"pending": 2}}, ["gateway.accept"], Reason.NOT_ACCEPTING, "gateway.accept"),
+    ({"leader.queue": {"pending": 2}}, ["leader.queue"], Reason.QUEUE_STARVED, "leader.queue"),
+    ({"leader.lease": {"pending": 1}}, ["leader.lease"], Reason.LEASE_THREAD_DEAD, "leader.lease"),
     ({"gateway.loop": {"pending": 9}}, ["gateway.loop"], Reason.QUEUE_STARVED, "gateway.loop"),
     ({"gateway.tokenizer": {"pending": 1}}, ["gateway.tokenizer"], Reason.TOKENIZER_STUCK, "gateway.tokenizer"),
 ]
@@ -170,6 +172,64 @@ def test_work_that_is_pending_and_does_not_move_is_named(fields, frozen, reason,
     slow = engine.run(BUDGETS.floor_s)
     assert slow.kind is Kind.SLOW, slow
     assert wedged(engine.run(2.0)) == (reason, culprit)
+
+
+def test_who_waits_starves_also_while_steps_come_and_go():
+    engine = Engine()
+    engine.set("leader.loop", pending=1)  # its progress moves
+    engine.set("leader.queue", pending=2)
+    engine.no_progress = {"leader.queue"}
+    assert wedged(engine.run(BUDGETS.floor_s + 1)) == (Reason.QUEUE_STARVED, "leader.queue")
+
+
+def test_who_waits_for_a_step_that_stands_does_not_starve():
+    """The one whose step it is gets the blame, though the others have waited for a moment longer."""
+    engine = Engine()
+    engine.set("leader.queue", pending=2)
+    engine.no_progress = {"leader.queue"}
+    engine.run(0.5)
+    engine.set("leader.loop", pending=1, step=8)
+    engine.set("rank0.loop", progress=8)
+    engine.no_progress |= {"leader.loop", "rank1.loop"}
+    assert wedged(engine.run(BUDGETS.floor_s + 2)) == (Reason.RANK_FROZEN, "rank1.loop")
+
+
+def test_who_waits_and_nothing_runs_starves_all_the_same():
+    """The leader's own row says so too, a moment later."""
+    engine = Engine()
+    engine.set("leader.queue", pending=2)
+    engine.no_progress = {"leader.queue"}
+    engine.run(0.5)
+    engine.set("leader.loop", pending=2)
+    engine.no_progress |= {"leader.loop"}
+    assert wedged(engine.run(BUDGETS.floor_s + 2)) == (Reason.QUEUE_STARVED, "leader.queue")
+
+
+def test_a_sequence_that_waits_through_one_long_step_has_that_steps_budget():
+    engine = Engine()
+    engine.set("leader.loop", pending=1, expected_ns=int(5e9))
+    engine.set("leader.queue", pending=2)
+    engine.no_progress = {"leader.queue"}
+    assert not engine.run(BUDGETS.factor * 5.0 - 1).is_fatal
+    assert wedged(engine.run(2.0)) == (Reason.QUEUE_STARVED, "leader.queue")
+
+
+@pytest.mark.parametrize("pending", [0, 1])
+def test_a_long_step_keeps_its_budget_until_the_rank_has_moved_on(pending):
+    """The leader has the result and expects nothing more; the rank has not come round to its next tick. Seen on a busy
+    machine: a step of 11 s, a floor of 5 s, killed in that moment."""
+    engine = Engine()
+    engine.set("leader.loop", pending=1, expected_ns=int(5e9))
+    engine.set("rank0.loop", pending=pending)
+    engine.freeze("rank0.loop")
+    assert not engine.run(5 * BUDGETS.floor_s).is_fatal
+    engine.set("leader.loop", pending=0, expected_ns=0)
+    assert not engine.run(1.0).is_fatal
+    engine.no_ticks, engine.no_progress = set(), set()
+    engine.set("rank0.loop", pending=0)
+    engine.run(1.0)
+    engine.freeze("rank0.loop")  # and what it had been allowed is over with the step
+    assert wedged(engine.run(BUDGETS.floor_s + 1)) == (Reason.RANK_FROZEN, "rank0.loop")
 
 
 def test_every_reason_of_a_wedge_is_in_a_table():

@@ -93,6 +93,7 @@ def test_greedy_equals_transformers_generate(tiny: Any) -> None:
         assert ours[row] == theirs[0, len(prompt) :].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_tokens_do_not_depend_on_company_or_chunks(tiny: Any, temperature: float) -> None:
     prompts = prompts_of(9)

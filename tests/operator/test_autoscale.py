@@ -146,6 +146,42 @@ def test_a_prefill_bottleneck_does_not_grow_decode():
     assert "prefill.replicas above 1" in decision.hint
 
 
+def test_requests_that_no_prefill_engine_has_room_for_do_not_grow_decode():
+    """They wait in the gateway, so nothing of them is on decode."""
+    held = Inputs(replicas=2, engines=2, pages_per_engine=PAGES, prefill_queued=7, prefill_queue_age_ms=900.0)
+    decision, _ = decide(held, auto(), Memory(0.0), 1e6)
+    assert (decision.replicas, decision.reason) == (2, "PrefillBound")
+    assert "7 of 7 sequences wait for prefill" in decision.hint
+
+
+def test_requests_that_wait_for_decode_as_well_as_others_for_prefill_grow_it():
+    mixed = Inputs(
+        replicas=2,
+        engines=2,
+        running=20,
+        running_pages=170,
+        pages_per_engine=PAGES,
+        queued=3,
+        queue_age_ms=900.0,
+        prefill_queued=7,
+        prefill_queue_age_ms=900.0,
+    )
+    decision, _ = decide(mixed, auto(), Memory(0.0), 1e6)
+    assert decision.reason == "LoadAboveTarget"
+    assert decision.replicas > 2
+
+
+def test_reports_of_all_gateways_count_together():
+    pods = tuple(Pod(f"g{i}", f"u{i}", PodRole.GATEWAY, "", 0.0, ready=True) for i in range(2))
+    reports = (
+        GatewayReport("g0", 0.0, 1, 100.0, prefill_queued=2, prefill_queue_age_ms=700.0),
+        GatewayReport("g1", 0.0, 3, 50.0, prefill_queued=4, prefill_queue_age_ms=20.0),
+    )
+    seen = Observed("ns", "m", "u", 1, Memory(0.0), pods=pods, gateways=reports)
+    told = gather(seen, 1, False, 0.0)
+    assert (told.queued, told.queue_age_ms, told.prefill_queued, told.prefill_queue_age_ms) == (4, 100.0, 6, 700.0)
+
+
 def test_running_load_grows_decode_even_if_some_wait_for_prefill():
     inputs = Inputs(replicas=2, engines=2, running=20, waiting=5, running_pages=190, pages_per_engine=PAGES, queued=9)
     decision, _ = decide(inputs, auto(), Memory(0.0), 1e6)

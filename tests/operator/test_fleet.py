@@ -9,10 +9,16 @@ import grpc.aio
 import pytest
 from fake_fleet import FakeEngine, FakeGateway, _Engine, _Fleet
 
+from sluice_engine.address import join
+from sluice_operator.actions import Drain
+from sluice_operator.apply import DONE, STALE, Applier
+from sluice_operator.cluster import Cluster
+from sluice_operator.connection import Connection
 from sluice_operator.fleet import Contact, Heard, read_load, read_report, read_status
-from sluice_operator.fleet_client import LiveFleet, join
+from sluice_operator.fleet_client import LiveFleet
 from sluice_operator.names import PodRole
-from sluice_operator.observed import Load, Observed, Pod
+from sluice_operator.observe import Known
+from sluice_operator.observed import Load, Memory, Observed, Pod
 from sluice_operator.render import ports
 from sluice_protocol.fleet import FleetReport, Queue, RoutedEngine
 from sluice_protocol.generate import Load as EngineLoad
@@ -169,3 +175,54 @@ async def test_a_drain_of_nobody_is_no_error(world):
     live, _, _ = world
     await live.drain(CONTACT, PODS[1])
     await live.drain(Contact("ns", "m"), PODS[0])
+
+
+# -- as an action ------------------------------------------------------------------------------------------------------
+
+
+class LeaseLost(Exception):
+    pass
+
+
+class Deaf:
+    """A fleet that remembers who was told to drain."""
+
+    def __init__(self):
+        self.told = []
+
+    async def look(self, contact, pods):
+        return Heard()
+
+    async def drain(self, contact, pod):
+        self.told.append((contact.name, pod.name))
+
+    async def close(self):
+        pass
+
+
+def applier(fleet, before_write):
+    seen = Observed("ns", "m", "u", 1, Memory(0.0), pods=PODS)
+    return Applier(
+        Cluster(Connection("http://127.0.0.1:1"), 1.0, before_write),
+        fleet,
+        seen,
+        Known("u", Memory(0.0), contact=CONTACT),
+    )
+
+
+async def test_a_drain_is_told_by_the_leader_only():
+    def lost():
+        raise LeaseLost
+
+    fleet = Deaf()
+    with pytest.raises(LeaseLost):
+        await applier(fleet, lost).obey(Drain("d-0", "uid-d-0"))
+    assert fleet.told == []
+    assert await applier(fleet, lambda: None).obey(Drain("d-0", "uid-d-0")) == DONE
+    assert fleet.told == [("m", "d-0")]
+
+
+async def test_a_pod_that_is_another_one_by_now_is_not_told_to_drain():
+    fleet = Deaf()
+    assert await applier(fleet, lambda: None).obey(Drain("d-0", "uid-of-the-last-one")) == STALE
+    assert fleet.told == []

@@ -7,6 +7,8 @@ from operator_cluster import PAGES, Cluster, manifest, with_tag
 
 from sluice_operator.names import PodRole
 
+pytestmark = pytest.mark.slow
+
 
 def scaled(replicas=2, **rest):
     scaling = {"mode": "Auto", "auto": {"maxReplicas": 6, "minReplicas": 1}}

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import msgspec
 import pytest
 from operator_cluster import manifest
 
+from sluice_engine import supervise
+from sluice_engine.cluster_connection import SERVICE_ACCOUNT, ConnectionInvalid
 from sluice_engine.spec import EngineSpec
 from sluice_engine.transfer.verify import VerifyLevel
+from sluice_gateway import __main__ as gateway_main
+from sluice_gateway.discover import parse_target
 from sluice_operator import names
 from sluice_operator.accept import parse
 from sluice_operator.api.spec import ModelDeploymentSpec
@@ -135,19 +140,29 @@ def test_the_spec_file_is_what_an_engine_reads():
 
 
 def test_an_engine_accepts_its_command_line(tmp_path):
-    from sluice_engine import supervise
-
     told = spec()
     argv = main(decode(told))["command"]
     assert argv[:3] == ["python", "-m", "sluice_decode"]
-    flags = dict(zip(argv[3::2], argv[4::2]))
-    assert set(flags) == {"--spec", "--name", "--host", "--key-file"}
+    asked = supervise.parse_arguments(as_kubelet(argv)[3:])
+    assert (asked.name, asked.host, str(asked.key_file)) == ("m-decode-1", "10.0.0.7", "/etc/sluice/key/key")
+    assert (str(asked.spec), asked.parent) == ("/etc/sluice/spec/engine.json", 0)
     (tmp_path / "engine.json").write_text(spec_file(told, PodRole.DECODE).replace("/run/sluice", str(tmp_path)))
     (tmp_path / "key").write_text("secret\n")
     read, path = supervise.own_spec(tmp_path / "engine.json", "m-decode-1", "10.0.0.7", tmp_path / "key")
     assert (read.name, read.host, read.key) == ("m-decode-1", "10.0.0.7", "secret")
     assert path.stat().st_mode & 0o777 == 0o600
     assert supervise.load_spec(path) == read
+    # Its drain is as long as the operator waits for it, and its end fits into the pod's grace.
+    assert read.drain_s == told.drain.timeout_seconds
+    assert read.drain_s + supervise.STOP_SLACK_S < decode(told)["terminationGracePeriodSeconds"]
+
+
+ENV = {"POD_NAME": "m-decode-1", "POD_NAMESPACE": "ns", "POD_IP": "10.0.0.7"}
+
+
+def as_kubelet(argv):
+    """With $(VARIABLES) in their places; what is not set stays as it is."""
+    return [re.sub(r"\$\((\w+)\)", lambda found: ENV.get(found[1], found[0]), text) for text in argv]
 
 
 def test_gpus_are_asked_for_and_nodes_selected():
@@ -416,10 +431,13 @@ def test_a_gateway_accepts_its_command_line(tmp_path):
 
     argv = main(RENDERER.gateway("m", spec(), "g")["spec"])["command"]
     assert argv[:3] == ["python", "-m", "sluice_gateway.supervised"]
-    told, _ = parse_arguments([text.replace("/run/sluice", str(tmp_path)) for text in argv[3:]])
+    assert {"POD_NAME", "POD_NAMESPACE", "POD_IP"} <= {
+        entry["name"] for entry in main(RENDERER.gateway("m", spec(), "g")["spec"])["env"]
+    }
+    told, _ = parse_arguments([text.replace("/run/sluice", str(tmp_path)) for text in as_kubelet(argv)[3:]])
     assert (told.probe_port, told.host, told.health.evidence_dir) == (
         ports.PROBE,
-        "$(POD_IP)",
+        "10.0.0.7",
         "/var/lib/sluice/evidence",
     )
     assert told.health.floor_s == 30.0
@@ -427,3 +445,21 @@ def test_a_gateway_accepts_its_command_line(tmp_path):
     shutdown = float(told.arguments[told.arguments.index("--shutdown-s") + 1])
     grace = RENDERER.gateway("m", spec(), "g")["spec"]["terminationGracePeriodSeconds"]
     assert shutdown < told.stop_s < grace
+    asked = gateway_main.parse_arguments(told.arguments)
+    assert asked.report_listen == f"10.0.0.7:{ports.CONTROL}"
+    target = parse_target(asked.discover)
+    services = {item["metadata"]["name"] for item in standing(OWNER, spec()) if item["kind"] == "Service"}
+    assert target.namespace == "ns"
+    assert set(target.services) == services - {"m-gateway"}
+    # The token and the CA are where every pod finds them.
+    assert asked.service_account == SERVICE_ACCOUNT
+    assert RENDERER.gateway("m", spec(), "g")["spec"]["automountServiceAccountToken"] is True
+
+
+def test_a_gateway_says_what_it_lacks_to_discover_outside_a_pod(tmp_path, monkeypatch):
+    """Its rendered arguments are enough inside one: only the environment is missing here."""
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    argv = main(RENDERER.gateway("m", spec(), "g")["spec"])["command"]
+    asked = gateway_main.parse_arguments(argv[argv.index("--") + 1 :])
+    with pytest.raises(ConnectionInvalid, match="KUBERNETES_SERVICE_HOST"):
+        gateway_main.beside_of(asked, "key", {})

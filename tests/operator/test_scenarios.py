@@ -45,6 +45,7 @@ def test_the_first_broken_link_is_the_reason():
     assert cluster.status.routable == 1
 
 
+@pytest.mark.slow
 def test_a_rollout_that_fails_is_taken_back_and_held_until_the_spec_changes():
     cluster = served()
     cluster.bad.add("B")

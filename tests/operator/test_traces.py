@@ -9,6 +9,8 @@ from operator_cluster import Cluster, manifest, with_tag
 
 from sluice_operator.api.enums import ConditionStatus
 
+pytestmark = pytest.mark.slow
+
 QUIET_S = 3000.0
 
 sizes = st.integers(1, 4)

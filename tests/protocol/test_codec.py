@@ -162,6 +162,7 @@ loads = st.builds(
     f32,
     st.lists(st.binary(max_size=16), max_size=3).map(tuple),
     *[u32] * 2,
+    st.booleans(),
 )
 flags = st.booleans()
 routed = st.builds(

@@ -57,6 +57,7 @@ class Pair:
     released_at_source: bool = False
     reads_after_end: int = 0
     tokens: int = 0
+    unknown: int = 0
 
     def __post_init__(self) -> None:
         first = LeaseEvent.FIRST_TOKEN_ENDS if self.ends else LeaseEvent.FIRST_TOKEN
@@ -72,6 +73,7 @@ class Pair:
         except LeaseProtocolError:
             if self.reader.ended:
                 return
+            self.unknown += 1
             effects = self.reader.on(LeaseEvent.UNKNOWN)
         for effect in effects:
             if effect in SENDS:
@@ -163,9 +165,11 @@ def test_undisturbed_a_room_commits_once_or_ends_with_its_first_token(chunks, en
     assert pair.committed == (0 if ends else 1)
 
 
+# Where a source may say no: a drain's time may be over at any moment.
+HELD = (LeaseState.OPENED, LeaseState.GRANTING, LeaseState.COMPLETE)
 disturbances = st.sampled_from(
     ["drop", "reader-cancel", "source-cancel", "reader-ttl", "source-ttl", "pull-failed", "garbage-to-source",
-     "garbage-to-reader", "duplicate-to-source", "duplicate-to-reader"]
+     "garbage-to-reader", "source-refuses", "duplicate-to-source", "duplicate-to-reader"]
 )  # fmt: skip
 
 
@@ -178,7 +182,7 @@ disturbances = st.sampled_from(
 )
 @settings(max_examples=400)
 def test_any_disturbance_ends_both_halves_alone_and_never_commits_what_is_not_held(chunks, ends, order, when, what):
-    pair = Pair(chunks, ends)
+    pair, refused = Pair(chunks, ends), False
     pair.start()
     for i in range(when):
         pair.step(order[i % len(order)])
@@ -190,6 +194,9 @@ def test_any_disturbance_ends_both_halves_alone_and_never_commits_what_is_not_he
             pair.on_reader(event)
         case "source-cancel" | "source-ttl" if not pair.source.ended:
             pair.on_source(LeaseEvent.CANCEL if what == "source-cancel" else LeaseEvent.TTL)
+        case "source-refuses" if pair.source.state in HELD:
+            pair.on_source(LeaseEvent.REFUSED)
+            refused = True
         case "garbage-to-source" if not pair.source.ended:
             pair.on_source(LeaseEvent.UNKNOWN)
         case "garbage-to-reader" if not pair.reader.ended:
@@ -205,6 +212,9 @@ def test_any_disturbance_ends_both_halves_alone_and_never_commits_what_is_not_he
     assert pair.held is False or pair.source.state is LeaseState.NEW
     assert pair.committed + pair.failed <= 1
     assert pair.reads_after_end == 0
+    if refused:
+        # The reader hears why, wherever it is by then.
+        assert (pair.reader.state, pair.committed, pair.unknown) == (LeaseState.FAILED, 0, 0)
     if pair.committed:
         assert pair.committed_while_held
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from queue import Queue
+from threading import Event
 
 import grpc
 import psutil
@@ -91,6 +92,29 @@ def test_a_lie_fails_its_room_by_name_and_nothing_else(pair, name):
         assert ended.error
         assert not reasons or ended.error in reasons, ended
     served = gateway.generate(address, [*prompt, 1])
+    assert (served.reason, served.num_tokens) == ("length", 6)
+    for engine in stack.engines.values():
+        engine.settled()
+
+
+@pytest.mark.parametrize("kind", ["admitted", "released"])
+def test_a_source_that_says_nothing_where_it_must_answer_is_not_waited_for(pair, kind):
+    """Its stream stays open: nothing but the reader's own patience ends this room."""
+    stack, source, address, gateway = pair
+    over = Event()
+
+    def fall_silent(message: source_pb2.SourceMessage) -> list[source_pb2.SourceMessage]:
+        over.wait(60)
+        return []
+
+    source.lie = on(kind, fall_silent)
+    try:
+        ended = gateway.generate(address, [len(kind), *range(7, 70)], timeout=45)
+    finally:
+        source.lie = lambda message: [message]
+        over.set()
+    assert (ended.reason, ended.error) == ("failed", "SourceSilent"), ended
+    served = gateway.generate(address, [3, *range(7, 70)])
     assert (served.reason, served.num_tokens) == ("length", 6)
     for engine in stack.engines.values():
         engine.settled()

@@ -23,7 +23,8 @@ import grpc
 import psutil
 
 from sluice_engine.grpc_options import KEY_HEADER
-from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc
+from sluice_protocol.generate import SCHEMA_VERSION
+from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc, fleet_pb2, fleet_pb2_grpc
 
 KEY = "test-key"
 DEADLINE_S = 90.0
@@ -113,6 +114,27 @@ class EngineProcess:
         told: dict[str, Any] = json.loads(reply.json)
         return told
 
+    def load(self) -> engine_pb2.LoadReply:
+        return self._ask("Load", engine_pb2.LoadRequest())
+
+    def drain(self) -> engine_pb2.DrainReply:
+        return self._ask("Drain", engine_pb2.DrainRequest())
+
+    def _ask(self, method: str, request: Any) -> Any:
+        with grpc.insecure_channel(self.address) as channel:
+            ask = getattr(engine_pb2_grpc.EngineStub(channel), method)
+            return ask(request, metadata=((KEY_HEADER, KEY),), timeout=20)
+
+    def probe(self, path: str) -> tuple[int, Any]:
+        """Of its supervisor."""
+        connection = HTTPConnection("127.0.0.1", int(self.ready["probes"]), timeout=20)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
     def settled(self) -> dict[str, Any]:
         """Its books once nothing is running: exact, and nothing held but by the cache."""
 
@@ -140,6 +162,7 @@ class RunningStack:
     engines: dict[str, EngineProcess] = field(default_factory=dict)
     gateway: Process | None = None
     url: str = ""
+    report_address: str = ""
 
     def __enter__(self) -> RunningStack:
         self.directory = Path(tempfile.mkdtemp(prefix="sluice-test-"))
@@ -194,16 +217,25 @@ class RunningStack:
         self.gateway = Process(
             *(*start, "--model-name", "m", "--tokenizer", self.model or "bytes"),
             *("--key-file", str(self.directory / "key"), "--fleet-file", str(self.directory / "fleet.json")),
-            *("--shutdown-s", "2", *more),
+            *("--shutdown-s", "2", "--report-listen", "127.0.0.1:0", *more),
         )
         ready = self.gateway.wait_event(lambda event: "url" in event)
-        self.url = ready["url"]
+        self.url, self.report_address = ready["url"], ready["report"]
         self._all_pids |= {self.gateway.popen.pid, int(ready["pid"])}
         eventually(lambda: self.get("/readyz")[0] == 200, "the gateway sees a pair", ready_s)
         return self.url
 
-    def write_fleet(self) -> None:
-        members = [{"role": e.role, "address": e.address} for e in self.engines.values()]
+    def report(self) -> fleet_pb2.ReportReply:
+        """The gateway's, as the operator would get it."""
+        with grpc.insecure_channel(self.report_address) as channel:
+            request = fleet_pb2.ReportRequest(schema_version=SCHEMA_VERSION)
+            ask = fleet_pb2_grpc.FleetStub(channel).Report
+            return ask(request, metadata=((KEY_HEADER, KEY),), timeout=20)  # type: ignore[no-any-return]
+
+    def write_fleet(self, *names: str) -> None:
+        """`names`: of the engines that the gateway may see; all of them without any."""
+        seen = [engine for name, engine in self.engines.items() if name in names or not names]
+        members = [{"role": e.role, "address": e.address} for e in seen]
         fresh = self.directory / "fleet.new"
         fresh.write_text(json.dumps({"members": members}))
         fresh.replace(self.directory / "fleet.json")

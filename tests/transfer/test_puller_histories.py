@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from puller_double import PullerRig
@@ -16,6 +17,8 @@ from sluice_engine.transfer.memory import Fault
 from sluice_engine.transfer.messages import PullFailed, PullsTerminal, RecordsDone, StrandedEnded
 from sluice_engine.transfer.plan import Piece
 from sluice_records import PoolPlan
+
+pytestmark = pytest.mark.slow
 
 RECORDS = 120
 LEASES = 6

@@ -61,7 +61,7 @@ ADVICE: Mapping[Reason, Advice] = {
         "Look at the process's open files against its limit (`*.proc`: limits, and /proc/PID/fd): raise `nofile`.",
     ),
     Reason.DRAIN_STALLED: Advice(
-        "a process that was asked to end did not, within more time than its drain may take",
+        "what was asked to end, or an engine that was asked to drain, did not within more time than that may take",
         "Read its stack; what it was finishing is lost, and its clients have been sent elsewhere or told.",
     ),
     Reason.TOKENIZER_STUCK: Advice(

@@ -6,6 +6,7 @@ needs anybody who is stuck to do anything. It may hold prompts (step records car
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sluice_engine.health.machine import describe_machine
 from sluice_engine.health.proc import describe_process, process_state
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.stacks import collect_stacks
@@ -21,7 +23,7 @@ from sluice_engine.health.verdict import Verdict
 STACKS_S = 3.0
 PREFIX = "incident-"
 UNFINISHED = ".writing-"
-RECORDER_FILE, VERDICT_FILE, ABOUT_FILE = "recorder.bin", "verdict.json", "about.json"
+RECORDER_FILE, VERDICT_FILE, ABOUT_FILE, MACHINE_FILE = "recorder.bin", "verdict.json", "about.json", "machine.txt"
 NOTICE = "This bundle may contain prompts and answers: treat it as you treat your users' data.\n"
 
 
@@ -58,6 +60,9 @@ def write_bundle(
         (fresh / VERDICT_FILE).write_text(json.dumps(verdict.as_dict() | {"message": str(verdict)}, indent=1) + "\n")
         (fresh / ABOUT_FILE).write_text(json.dumps(about, indent=1, default=str) + "\n")
         (fresh / "READ-ME-FIRST").write_text(NOTICE)
+        (fresh / MACHINE_FILE).write_text(describe_machine((folder, run_dir)))
+        with (fresh / "supervisor.stacks").open("wb") as file:
+            faulthandler.dump_traceback(file)
         _write_processes(fresh, run_dir, pids)
         fresh.replace(folder / name)
     except OSError:

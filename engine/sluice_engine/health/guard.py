@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import os
 import sys
 import threading
 import time
@@ -47,7 +49,8 @@ T = TypeVar("T")
 
 @dataclass
 class Service:
-    """What is guarded. `pids`: of the processes that live now. `about`: config without secrets, for a bundle."""
+    """What is guarded. `pids`: of the processes that live now. `about`: config without secrets, for a bundle. `others`:
+    pids of whom it shares with other services, whose stacks belong to the evidence all the same."""
 
     name: str
     role: str
@@ -55,6 +58,7 @@ class Service:
     watched: Sequence[Watched]
     pids: Callable[[], Mapping[str, int]]
     about: Callable[[], Mapping[str, object]]
+    others: Callable[[], Mapping[str, int]] = dict
 
 
 @dataclass
@@ -92,21 +96,32 @@ def in_daemon_thread(function: Callable[..., T], *args: object) -> asyncio.Futur
     return done
 
 
+def write_now(path: Path, data: bytes) -> None:
+    """Raises OSError also where writing would wait: a pipe that nobody reads must not hold up an end."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
 class Guard:
     """States: starting -> ready <-> not ready -> collecting evidence -> (quarantined ->) over."""
 
     def __init__(self, service: Service, policy: Policy, clock: Callable[[], float] = time.monotonic) -> None:
         self.service, self.policy = service, policy
         self.recorder = Recorder.create(service.run_dir / FILE_NAME, [row.name for row in service.watched])
+        self._clock = clock
         self.watch = Watch(self.recorder, service.watched, policy.budgets, clock)
         names = [row.name for row in service.watched if row.frozen is Reason.NOT_ACCEPTING]
         self.accepts = [AcceptMarks(self.recorder.row(name)) for name in names]
         self.draining = False
+        self._drain_due: tuple[str, float, float] | None = None  # row, its budget, when that is over
         self.collecting = False
         self.quarantined = False
         self.stopping = asyncio.Event()
         self._probes = ProbeServer(probe_routes(self))
-        self._debug = ProbeServer(debug_routes(self))
+        self._debug = ProbeServer(debug_routes(self), only_loopback=True)
         self.probe_port = self.debug_port = 0
 
     @property
@@ -153,9 +168,25 @@ class Guard:
         self.watch.started = True
         self.tell_readiness()
 
-    def drain(self) -> None:
+    def drain(self, row: str = "", within_s: float = math.inf) -> None:
+        """Not ready from now on. `row`: who has to have finished, or to have ended, after so many seconds."""
         self.draining = True
+        self._drain_due = (row, within_s, self._clock() + within_s)
         self.tell_readiness()
+
+    def drained(self) -> None:
+        """In time. It goes on, not ready, with nothing to do."""
+        self._drain_due = None
+        self.event("drained")
+
+    def _overdue_drain(self) -> Verdict | None:
+        """A step that is under way, and only slow, may end first."""
+        if self._drain_due is None or self._clock() <= self._drain_due[2]:
+            return None
+        name, budget_s, due = self._drain_due
+        row = Copy(self.recorder.view).rows()[name]
+        step_s = self.policy.budgets.factor * row.expected_ns / 1e9 if row.pending else 0.0
+        return self.stalled_drain(name, budget_s) if self._clock() > due + step_s else None
 
     def stalled_drain(self, name: str, budget_s: float) -> Verdict:
         """What was asked to end has not, within more than it may take: it hangs, whatever the floor is."""
@@ -164,6 +195,7 @@ class Guard:
 
     def tell_readiness(self) -> None:
         word = Readiness.READY if self.is_ready else Readiness.NOT_READY if self.watch.started else Readiness.STARTING
+        word = Readiness.QUARANTINED if self.quarantined else word
         if word is not self.recorder.readiness:
             self.recorder.readiness = word
             self.event(f"readiness: {word.name.lower()}")
@@ -181,6 +213,8 @@ class Guard:
             for accept in self.accepts:
                 accept.look()
             verdict = self.watch.look()
+            if not verdict.is_fatal and (overdue := self._overdue_drain()) is not None:
+                verdict = overdue
             if verdict.kind is not last:
                 if Kind.SLOW in (verdict.kind, last) or verdict.is_fatal:
                     self.event(f"verdict: {verdict}")
@@ -217,7 +251,7 @@ class Guard:
             self.service.run_dir,
             self.recorder,
             verdict,
-            dict(self.service.pids()),
+            {**self.service.pids(), **self.service.others()},
             dict(self.service.about()),
             self.policy.limits,
             lambda: hooks.reach("supervisor.evidence"),
@@ -237,7 +271,7 @@ class Guard:
     def _write_message(self, message: str, bundle: str) -> None:
         path = self.policy.termination_path or self.service.run_dir / "termination-log"
         try:
-            path.write_bytes(f"{message}; {bundle}\n".encode(errors="replace")[:MAX_MESSAGE_BYTES])
+            write_now(path, f"{message}; {bundle}\n".encode(errors="replace")[:MAX_MESSAGE_BYTES])
         except OSError as error:
             print(f"{path}: {error}; the message was: {message}", file=sys.stderr, flush=True)
 
@@ -253,6 +287,7 @@ class Guard:
         """Stay up, not ready, so that somebody can look."""
         hold_s = self.policy.quarantine.hold_s
         self.quarantined = True
+        self.tell_readiness()
         self.event(f"quarantined for {hold_s:.0f} s after {count} incidents")
         say("quarantined", seconds=hold_s, incidents=count, message=message)
         with contextlib.suppress(TimeoutError):

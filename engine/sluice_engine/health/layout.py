@@ -31,6 +31,7 @@ class Readiness(IntEnum):
     STARTING = 0
     READY = 1
     NOT_READY = 2
+    QUARANTINED = 3
 
 
 HEADER_BYTES = 64

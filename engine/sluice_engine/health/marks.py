@@ -17,6 +17,7 @@ class LeaderMarks:
     def __init__(self, recorder: Recorder | None, cold_ns: int = 0) -> None:
         self.recorder = recorder
         self.row: Row = unrecorded("leader.loop") if recorder is None else recorder.row("leader.loop")
+        self.queue: Row = unrecorded("leader.queue") if recorder is None else recorder.row("leader.queue")
         self._throughput = Throughput(cold_ns)
         self._tokens = 0
         self._mirrored_ns = 0
@@ -25,6 +26,17 @@ class LeaderMarks:
     def readiness(self) -> Readiness:
         """The supervisor's word; without one, an engine that runs is ready."""
         return Readiness.READY if self.recorder is None else self.recorder.readiness
+
+    def begin(self, phase: Phase) -> None:
+        """Of the thread whose loop this is."""
+        self.row.begin(phase)
+        self.queue.begin(phase)
+
+    def waiting(self, head: int, admissible: int) -> None:
+        """Sequences that wait though there is room, and the first of them: it must not stay the first, also while
+        steps come and go."""
+        self.queue.progress(head)
+        self.queue.pending(admissible)
 
     def planning(self) -> None:
         self.row.tick()

@@ -33,7 +33,8 @@ Look = Callable[[int, int], tuple[Thread, float]]
 @dataclass(frozen=True, slots=True)
 class RowReading:
     """A row at one moment. `ticked_s`, `progressed_s`: in a *before*, the reader's clock when the ticks last moved and
-    when the progress last moved or nothing was pending, and `cpu_ticked_s` its CPU at its last tick; see `carry`."""
+    when the progress last moved or nothing was pending, `cpu_ticked_s` its CPU at its last tick, and the most that its
+    work was expected to take since either; see `carry`."""
 
     name: str
     state: State = State.ABSENT
@@ -57,6 +58,8 @@ class RowReading:
     ticked_s: float = 0.0
     progressed_s: float = 0.0
     cpu_ticked_s: float = 0.0
+    ticked_expected_ns: int = 0
+    progressed_expected_ns: int = 0
 
     @property
     def life(self) -> tuple[int, int]:
@@ -223,20 +226,39 @@ class Copy:
 def carry(before: Reading | None, after: Reading) -> Reading:
     """The *before* for the next verdict: every row as it is in `after`, with the moments when it last moved.
 
-    Progress counts as moving while nothing is pending: what is frozen is a counter with work behind it.
+    Progress counts as moving while nothing is pending: what is frozen is a counter with work behind it. What the work
+    was expected to take is kept until it has moved: its end is known to others a moment before.
     """
     rows = {}
     for name, row in after.rows.items():
         old = before.rows.get(name) if before is not None else None
         same = old is not None and old.life == row.life
-        ticked = old.ticked_s if same and old is not None and old.ticks == row.ticks else after.at_s
-        cpu_ticked = old.cpu_ticked_s if same and old is not None and old.ticks == row.ticks else row.cpu_s
-        stands = same and old is not None and old.progress == row.progress and old.pending and row.pending
-        progressed = old.progressed_s if stands and old is not None else after.at_s
-        rows[name] = replace(row, ticked_s=ticked, progressed_s=progressed, cpu_ticked_s=cpu_ticked)
+        expected = expected_ns(row, after.rows)
+        moved = {
+            "ticked_s": after.at_s,
+            "cpu_ticked_s": row.cpu_s,
+            "ticked_expected_ns": expected,
+            "progressed_s": after.at_s,
+            "progressed_expected_ns": expected,
+        }
+        if same and old is not None and old.ticks == row.ticks:
+            moved |= {"ticked_s": old.ticked_s, "cpu_ticked_s": old.cpu_ticked_s}
+            moved["ticked_expected_ns"] = max(old.ticked_expected_ns, expected)
+        if same and old is not None and old.progress == row.progress and old.pending and row.pending:
+            moved["progressed_s"] = old.progressed_s
+            moved["progressed_expected_ns"] = max(old.progressed_expected_ns, expected)
+        rows[name] = replace(row, **moved)  # type: ignore[arg-type]
     stands = before is not None and before.loaded == after.loaded and before.started == after.started
     loaded_s = before.loaded_s if stands and before is not None else after.at_s
     return replace(after, rows=rows, loaded_s=loaded_s)
+
+
+def expected_ns(row: RowReading, rows: Mapping[str, RowReading]) -> int:
+    """The leader knows how long the step should take that a rank is at, and that those who wait sit out."""
+    leader = rows.get("leader.loop")
+    if leader is not None and (row.name.startswith("rank") or row.name == "leader.queue"):
+        return max(row.expected_ns, leader.expected_ns)
+    return row.expected_ns
 
 
 def look_at_threads(rows: Mapping[str, RowReading], look: Look) -> dict[str, RowReading]:

@@ -27,6 +27,14 @@ def answer_with_stacks(run_dir: Path, name: str) -> None:
     _held.append(file)
 
 
+def share_stacks(run_dir: Path, name: str, answered_in: Path) -> None:
+    """A process that several services share answers in the folder of its own: in ours its file is a link to that."""
+    link = run_dir / FOLDER / f"{name}.txt"
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(answered_in.resolve() / FOLDER / f"{name}.txt")
+
+
 def can_answer(pid: int) -> bool:
     """Whether a handler is there and could run: the signal would kill a process without one, and a process that is
     stopped is not waited for."""

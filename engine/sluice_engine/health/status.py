@@ -53,7 +53,7 @@ def debug_routes(guard: Guard) -> Mapping[str, Route]:
     """Loopback only."""
 
     async def stacks(_: Query) -> Answer:
-        pids = dict(guard.service.pids())
+        pids = {**guard.service.pids(), **guard.service.others()}
         told = await asyncio.to_thread(collect_stacks, guard.service.run_dir, pids, STACKS_S)
         return Answer(200, "\n".join(f"=== {name}\n{text}" for name, text in told.items()).encode(), "text/plain")
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from sluice_engine.health.layout import Phase, State
-from sluice_engine.health.reading import Reading, RowReading, Thread
+from sluice_engine.health.reading import Reading, RowReading, Thread, expected_ns
 from sluice_engine.health.watched import Reason, Watched
 
 
@@ -157,8 +157,8 @@ def _frozen_loops(before: Reading, after: Reading, budgets: Budgets, watched: Se
             continue
         if not thread.ticks or old is None or row is None or not _same_life(old, row) or old.ticks != row.ticks:
             continue
-        burnt = row.cpu_s - old.cpu_ticked_s
-        frozen.append((thread, row, after.at_s - old.ticked_s, budgets.of(_expected(row, after)), burnt))
+        budget = budgets.of(max(old.ticked_expected_ns, expected_ns(row, after.rows)))
+        frozen.append((thread, row, after.at_s - old.ticked_s, budget, row.cpu_s - old.cpu_ticked_s))
     overdue = [age for _, _, age, budget, _ in frozen if age > budget]
     if overdue:
         together = [loop for loop in frozen if loop[2] > max(overdue) - TURN_S]
@@ -194,8 +194,19 @@ def _frozen_work(before: Reading, after: Reading, budgets: Budgets, watched: Seq
             continue
         if not (old.pending and row.pending and old.progress == row.progress):
             continue
-        age, budget = after.at_s - old.progressed_s, budgets.of(_expected(row, after))
+        age = after.at_s - old.progressed_s
+        budget = budgets.of(max(old.progressed_expected_ns, expected_ns(row, after.rows)))
+        if thread.name == "leader.queue" and _stands(before, after, budgets.slow * budget):
+            continue
         yield from _judge(age, budget, budgets.slow, _reason_of_stalled(thread, row, after), row)
+
+
+def _stands(before: Reading, after: Reading, seconds: float) -> bool:
+    """Whether the step in hand is what everybody waits for: then nobody starves."""
+    old, row = before.rows.get("leader.loop"), after.rows.get("leader.loop")
+    if old is None or row is None or not (old.pending and row.pending and old.progress == row.progress < row.step):
+        return False
+    return after.at_s - old.progressed_s > seconds
 
 
 def _reason_of_stalled(thread: Watched, row: RowReading, after: Reading) -> tuple[str, str]:
@@ -243,14 +254,6 @@ def _judge(age: float, budget: float, slow: float, blame: tuple[str, str], row: 
 def _judge_slow(age: float, budget: float, slow: float, blame: tuple[str, str], row: RowReading) -> Iterable[Verdict]:
     if row.pending and slow * budget < age <= budget:
         yield Verdict(Kind.SLOW, *blame, describe_doing(row), age, budget, row.pending)
-
-
-def _expected(row: RowReading, after: Reading) -> int:
-    """The leader knows how long the step should take that a rank is at."""
-    leader = after.rows.get("leader.loop")
-    if leader is not None and row.name.startswith("rank"):
-        return max(row.expected_ns, leader.expected_ns)
-    return row.expected_ns
 
 
 def _same_life(old: RowReading, row: RowReading) -> bool:

@@ -10,7 +10,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from sluice_engine import hooks
 from sluice_engine.grpc_options import KEY_HEADER, OPTIONS
+from sluice_engine.lease.at_hand import Hand
 from sluice_engine.lease.thread import LeaseThread
 from sluice_engine.rooms import LEASE_TTL_MS
 from sluice_protocol.codec import (
@@ -39,6 +41,9 @@ from sluice_protocol.source import (
 from sluice_protocol.v1 import source_pb2, source_pb2_grpc
 
 HELLO_TIMEOUT_S = 10.0
+# A source answers an Open and a Pulled at once, whatever it computes; one that does not will not be waited for.
+MIN_ANSWER_S = 5.0
+_AWAITED = {LeaseEvent.OPEN: "Open", LeaseEvent.PULLS_DONE: "Pulled"}
 
 
 class BadSource(Exception):
@@ -88,14 +93,16 @@ class LeaseClient:
         key: str,
         attach: Callable[[SourceHello], None],
         feed: Callable[[str, RecordBytes], None] | None = None,
+        answer_s: float = MIN_ANSWER_S,
     ) -> None:
         """`attach` (on the leader's loop) shows the transport a new source; `feed` takes bytes of the stream
-        transport."""
+        transport; `answer_s`: how long a source may say nothing where it has to answer."""
         self.thread = thread
         self.fingerprint = fingerprint
         self.metadata = ((KEY_HEADER, key),)
         self.attach = attach
         self.feed = feed
+        self.answer_s = answer_s
         self._peers: dict[str, _Peer] = {}
         self._rooms: dict[int, _ReaderLease] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -198,6 +205,8 @@ class _ReaderLease:
         self._source_pid = 0
         self._call: Any = None
         self._distrusts = False
+        self._hand = Hand(client.thread.at_hand)
+        self._patience: asyncio.TimerHandle | None = None
         self._why = ("LeaseEnded", "the source's stream ended")
 
     async def run(self) -> None:
@@ -214,6 +223,8 @@ class _ReaderLease:
         finally:
             for task in self._tasks:
                 task.cancel()
+            if self._patience is not None:
+                self._patience.cancel()
             if self._call is not None:
                 self._call.cancel()
             self._client.forget(self._sequence)
@@ -285,6 +296,14 @@ class _ReaderLease:
                 await self._call.write(encode_reader_message(fetch))
 
     async def _on(self, event: LeaseEvent, payload: Any) -> None:
+        self._hand.take(f"reader lease {self._lease_id}: {event.value}")
+        try:
+            await hooks.stay("lease.event")
+            await self._take(event, payload)
+        finally:
+            self._hand.put_down()
+
+    async def _take(self, event: LeaseEvent, payload: Any) -> None:
         try:
             effects = self._lease.on(event)
         except LeaseProtocolError as error:
@@ -297,15 +316,30 @@ class _ReaderLease:
             self._source_pid = payload.pid
         if event is LeaseEvent.COMPLETE:
             self._tell("on_complete", payload)
+        self._be_patient(event)
         for effect in effects:
             await self._do(effect, payload)
+
+    def _be_patient(self, event: LeaseEvent) -> None:
+        """After `event` an answer is due, or has come."""
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        if event in _AWAITED and not self._lease.ended:
+            loop = asyncio.get_running_loop()
+            self._patience = loop.call_later(self._client.answer_s, self._give_up, _AWAITED[event])
+
+    def _give_up(self, asked: str) -> None:
+        self._why = ("SourceSilent", f"the source has not answered {asked} for {self._client.answer_s:.0f} s")
+        self._distrusts = True
+        self.events.put_nowait((LeaseEvent.TTL, None))
 
     async def _do(self, effect: LeaseEffect, payload: Any) -> None:
         match effect:
             case LeaseEffect.SEND_OPEN:
                 await self._send_open()
             case LeaseEffect.SEND_PULLED:
-                await self._call.write(encode_reader_message(Pulled()))
+                await self._hand.for_peer(self._call.write(encode_reader_message(Pulled())))
             case LeaseEffect.AUTHORISE_PULL:
                 assert self._hello is not None
                 self._granted.extend(payload.records)
@@ -334,7 +368,7 @@ class _ReaderLease:
             self._have_prefix,
             LEASE_TTL_MS,
         )
-        await self._call.write(encode_reader_message(opened))
+        await self._hand.for_peer(self._call.write(encode_reader_message(opened)))
 
     def _commit(self, released: Released) -> None:
         """Only what was still held after the last byte, in the very lives that were granted."""

@@ -10,9 +10,11 @@ import grpc
 import grpc.aio
 
 from sluice_engine import hooks
+from sluice_engine.address import join
 from sluice_engine.errors import EngineError
+from sluice_engine.keyed_server import build_server
+from sluice_engine.lease.at_hand import Hand
 from sluice_engine.lease.thread import LeaseThread
-from sluice_engine.server import build_server
 from sluice_protocol.codec import decode_reader_message, encode_source_hello, encode_source_messages
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import SCHEMA_VERSION, Refused
@@ -95,9 +97,9 @@ class SourceServer:
         """The address; port 0: picked by the system. Raises RuntimeError when it is taken."""
         self._server = build_server(key)
         source_pb2_grpc.add_SourceServicer_to_server(self._service, self._server)
-        bound = self._server.add_insecure_port(f"{host}:{port}")
+        bound = self._server.add_insecure_port(join(host, port))
         await self._server.start()
-        return f"{host}:{bound}"
+        return join(host, bound)
 
 
 def _compare(mine: SourceHello, fingerprint: Fingerprint) -> Refused | None:
@@ -133,6 +135,7 @@ class _SourceLease:
         self._outbox: list[SourceMessage] = []
         self._ttl: asyncio.TimerHandle | None = None
         self._asked = False
+        self._hand = Hand(thread.at_hand)
         self._expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def post(self, event: LeaseEvent, message: object) -> None:
@@ -163,7 +166,13 @@ class _SourceLease:
 
     async def _drive(self) -> None:
         while not self._lease.ended:
-            await self._on(*await self._events.get())
+            event, payload = await self._events.get()
+            self._hand.take(f"source lease: {event.value}")
+            try:
+                await hooks.stay("lease.event")
+                await self._on(event, payload)
+            finally:
+                self._hand.put_down()
             if self._events.empty() or self._lease.ended or len(self._outbox) >= MOST_AT_ONCE:
                 await self._flush()
 
@@ -171,7 +180,7 @@ class _SourceLease:
         """One gRPC message for all that is to be said: each costs as much as a dozen of ours."""
         if self._outbox:
             said, self._outbox = self._outbox, []
-            await self._context.write(encode_source_messages(said))
+            await self._hand.for_peer(self._context.write(encode_source_messages(said)))
 
     async def _read(self) -> None:
         """Messages to events, until the stream ends. Whatever cannot be read or understood becomes UNKNOWN and ends it:
@@ -196,7 +205,7 @@ class _SourceLease:
                 continue  # aborted below, after the rest
             await self._do(effect, payload)
         if event is LeaseEvent.UNKNOWN:
-            await self._context.abort(grpc.StatusCode.UNIMPLEMENTED, f"lease: {payload}")
+            await self._hand.for_peer(self._context.abort(grpc.StatusCode.UNIMPLEMENTED, f"lease: {payload}"))
 
     async def _do(self, effect: LeaseEffect, payload: Any) -> None:
         if effect in _SENDS:

@@ -17,6 +17,7 @@ from sluice_engine import hooks
 from sluice_engine.errors import EngineError
 from sluice_engine.health.layout import Field, Phase
 from sluice_engine.health.recorder import Row
+from sluice_engine.lease.at_hand import AtHand
 from sluice_engine.rooms import Rooms
 
 TICK_S = 0.5
@@ -39,6 +40,7 @@ class LeaseThread:
     ) -> None:
         self.rooms = rooms
         self.counters = counters
+        self.at_hand = AtHand()
         self._row = row
         self._leader_loop = leader_loop
         self._on_death = on_death
@@ -80,6 +82,7 @@ class LeaseThread:
     def _tick(self) -> None:
         hooks.reach("lease.turn")
         self._row.tick()
+        self.at_hand.tell(self._row)
         self._row.count(Field.COUNT_A, self.counters["unknown_messages"])
         self._row.count(Field.COUNT_B, len(self.rooms.sources) + len(self.rooms.readers))
         self._loop.call_later(TICK_S, self._guard, self._tick)

@@ -75,6 +75,7 @@ def engine_spec(spec: ModelDeploymentSpec, role: PodRole) -> EngineSpec:
         verify=spec.transport.verify.value.lower(),
         ports=PortSpec(ports.ENGINE, ports.SOURCE, ports.PROBE, f"{ports.TRANSFER_FIRST}-{ports.TRANSFER_LAST}"),
         health=health_spec(spec),
+        drain_s=float(spec.drain.timeout_seconds),
         log=LogFormat.JSON,
     )
 

@@ -75,7 +75,8 @@ def _container(name: str, spec: ModelDeploymentSpec, image: str, source: ModelSo
     )
     arguments = (
         *("--listen", f"0.0.0.0:{ports.HTTP}", "--model-name", served_name(name, spec), "--tokenizer", source.path),
-        *("--discover", f"$(POD_NAMESPACE)/{name}", "--key-file", f"{KEY}/key", *keys),
+        *("--discover", f"$(POD_NAMESPACE)/{_services(name)}", "--report-listen", f"$(POD_IP):{ports.CONTROL}"),
+        *("--key-file", f"{KEY}/key", *keys),
         *("--max-queued", str(spec.gateway.max_queued), "--shutdown-s", str(SHUTDOWN_S), "--log", "json"),
     )
     mounts: list[Object] = [
@@ -107,6 +108,11 @@ def _container(name: str, spec: ModelDeploymentSpec, image: str, source: ModelSo
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
     } | probes("probe", "/startupz", STARTUP_MAX_S)
+
+
+def _services(name: str) -> str:
+    """Those of its engines, as --discover reads them."""
+    return ",".join(names.role_name(name, role) for role in names.ENGINE_ROLES)
 
 
 def _health(spec: ModelDeploymentSpec) -> str:

@@ -519,6 +519,7 @@ class LoadReply(_message.Message):
     BLOCK_KEYS_FIELD_NUMBER: _builtins.int
     RUNNING_PAGES_FIELD_NUMBER: _builtins.int
     RESERVED_PAGES_FIELD_NUMBER: _builtins.int
+    NOT_READY_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     running: _builtins.int
     waiting: _builtins.int
@@ -532,12 +533,14 @@ class LoadReply(_message.Message):
     empty: _builtins.bool
     """no generation, room, lease or transfer is held"""
     quarantined: _builtins.bool
-    """its supervisor says that it is not ready"""
+    """its supervisor keeps it, after incidents, for somebody to look at"""
     step_p95_ms: _builtins.float
     running_pages: _builtins.int
     """of sequences that have a token; one that several share counts for each"""
     reserved_pages: _builtins.int
     """of those that have none yet"""
+    not_ready: _builtins.bool
+    """its supervisor says so"""
     @_builtins.property
     def block_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """hints: deepest cached boundaries"""
@@ -559,10 +562,11 @@ class LoadReply(_message.Message):
         block_keys: _abc.Iterable[_builtins.bytes] | None = ...,
         running_pages: _builtins.int = ...,
         reserved_pages: _builtins.int = ...,
+        not_ready: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_keys", b"block_keys", "draining", b"draining", "empty", b"empty", "free_pages", b"free_pages", "incarnation", b"incarnation", "max_running", b"max_running", "oldest_waiting_s", b"oldest_waiting_s", "quarantined", b"quarantined", "reserved_pages", b"reserved_pages", "running", b"running", "running_pages", b"running_pages", "step_p95_ms", b"step_p95_ms", "total_pages", b"total_pages", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_keys", b"block_keys", "draining", b"draining", "empty", b"empty", "free_pages", b"free_pages", "incarnation", b"incarnation", "max_running", b"max_running", "not_ready", b"not_ready", "oldest_waiting_s", b"oldest_waiting_s", "quarantined", b"quarantined", "reserved_pages", b"reserved_pages", "running", b"running", "running_pages", b"running_pages", "step_p95_ms", b"step_p95_ms", "total_pages", b"total_pages", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,12 +6,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 from sluice_engine import hooks, log
+from sluice_engine.cluster_connection import SERVICE_ACCOUNT, Connection, ConnectionInvalid, from_pod
 from sluice_engine.errors import SpecError
 from sluice_engine.health.recorder import Recorder, RecorderError
 from sluice_engine.health.stacks import answer_with_stacks
@@ -20,14 +22,19 @@ from sluice_engine.processes import die_with_parent, settle_heap
 from sluice_engine.tracing import make_tracer
 from sluice_gateway.app import create_app
 from sluice_gateway.client import grpc_factory
+from sluice_gateway.discover import Discovery, discovering, parse_target
 from sluice_gateway.fleet import Fleet, FleetError, Member
+from sluice_gateway.gateway import Gateway
 from sluice_gateway.members import read_fleet
 from sluice_gateway.serve import listen, make_server, url_of
+from sluice_gateway.server import serving_reports
 from sluice_gateway.settings import Settings, sampling_defaults
 from sluice_gateway.tokenizer import TokenizerError, load_tokenizer, read_config
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import Role
 from sluice_records.chain import block_keys
+
+Beside = Callable[[Gateway], AbstractAsyncContextManager[object]]
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -38,6 +45,18 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     for role in Role:
         parser.add_argument(f"--{role}", nargs="*", default=[], metavar="ADDR", help=f"engines in role {role}")
     parser.add_argument("--fleet-file", type=Path, help='JSON {"members":[{"role","address"}]}, read again on change')
+    parser.add_argument(
+        "--discover",
+        default="",
+        metavar="NAMESPACE/SERVICE[,SERVICE]",
+        help="engines: what EndpointSlices say, in a pod",
+    )
+    parser.add_argument(
+        "--service-account", type=Path, default=SERVICE_ACCOUNT, metavar="DIR", help="token, ca.crt and namespace"
+    )
+    parser.add_argument(
+        "--report-listen", default="", metavar="HOST:PORT", help="serve Fleet/Report for the operator; port 0: any"
+    )
     parser.add_argument("--key-file", type=Path, help="the per-run key that engines want to see")
     parser.add_argument("--api-keys-file", type=Path, help="one key per line; without it everybody may come")
     parser.add_argument("--max-queued", type=int, default=1024, metavar="N")
@@ -55,8 +74,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--parent", type=int, default=0, help="end when this process ends")
     parser.add_argument("--faults", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
-    if arguments.fleet_file is not None and any(getattr(arguments, role) for role in Role):
-        parser.error("--fleet-file and --prefill/--decode/--unified exclude each other")
+    ways = (bool(arguments.discover), arguments.fleet_file is not None, any(getattr(arguments, r) for r in Role))
+    if sum(ways) > 1:
+        parser.error("--discover, --fleet-file and --prefill/--decode/--unified exclude each other")
     return arguments
 
 
@@ -83,6 +103,37 @@ def make_settings(arguments: argparse.Namespace) -> Settings:
     )
 
 
+def connection_of(arguments: argparse.Namespace) -> Connection | None:
+    """To the API server; None: nothing is to be discovered. Raises ConnectionInvalid."""
+    if not arguments.discover:
+        return None
+    host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}", "") for part in ("HOST", "PORT"))
+    return from_pod(host, port, arguments.service_account)
+
+
+def beside_of(arguments: argparse.Namespace, key: str, told: dict[str, str]) -> Beside:
+    """What runs beside a gateway. `told` gets the address of the reports. Raises ConnectionInvalid, ValueError."""
+    target = parse_target(arguments.discover) if arguments.discover else None
+    connection = connection_of(arguments)
+
+    @asynccontextmanager
+    async def beside(gateway: Gateway) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            if arguments.report_listen:
+                reports = serving_reports(gateway.fleet_report, arguments.report_listen, key)
+                told["report"] = await stack.enter_async_context(reports)
+            if connection is not None and target is not None:
+                from sluice_gateway.slice_api import HttpSliceApi  # who discovers nothing needs no HTTP client
+
+                api = await stack.enter_async_context(HttpSliceApi(connection, target))
+                prefer_v6 = connection.server.startswith("https://[")
+                discovery = Discovery(api, gateway.members.set_fleet, prefer_v6)
+                await stack.enter_async_context(discovering(discovery))
+            yield
+
+    return beside
+
+
 def keys_of(fingerprint: Fingerprint, tokens: tuple[int, ...], page_tokens: int) -> tuple[bytes, ...]:
     return block_keys(fingerprint.digest, tokens, page_tokens)
 
@@ -105,18 +156,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings, tokenizer = make_settings(arguments), load_tokenizer(arguments.tokenizer)
         key = "" if arguments.key_file is None else arguments.key_file.read_text().strip()
+        told: dict[str, str] = {}
+        beside = beside_of(arguments, key, told)
         recorder = join_supervisor(arguments)
         sock = listen(arguments.listen)
         tracer = make_tracer(arguments.otlp, "gateway", settings.gateway_id[:8])
-    except (OSError, ValueError, TokenizerError, FleetError, SpecError, RecorderError) as error:
+    except (OSError, ValueError, TokenizerError, FleetError, SpecError, RecorderError, ConnectionInvalid) as error:
         print(f"sluice_gateway: {error}", file=sys.stderr)
         return 2
     engines = partial(grpc_factory, key=key)
-    app = create_app(settings, tokenizer, engines, block_keys=keys_of, tracer=tracer, recorder=recorder)
+    app = create_app(settings, tokenizer, engines, block_keys=keys_of, tracer=tracer, recorder=recorder, beside=beside)
 
     def on_ready() -> None:
         settle_heap()
-        line = json.dumps({"event": "ready", "url": url_of(sock), "pid": os.getpid()})
+        line = json.dumps({"event": "ready", "url": url_of(sock), "pid": os.getpid(), **told})
         print(line, flush=True)
         if arguments.ready_file is not None:
             fresh = arguments.ready_file.with_suffix(".new")
@@ -125,8 +178,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     # gRPC's poller needs the interpreter for every message: it may not wait 5 ms for its turn.
     sys.setswitchinterval(0.0005)
-    make_server(app, on_ready).run(sockets=[sock])
-    return 0
+    server = make_server(app, on_ready)
+    try:
+        server.run(sockets=[sock])
+    except SystemExit:  # uvicorn has logged why; its status is another one's word for a wedge
+        return 1
+    return 0 if server.started else 1
 
 
 if __name__ == "__main__":

@@ -109,6 +109,8 @@ class Choice:
             self._story.again(result, step.spent)
             if step.source and placement.pair.prefill is not None:
                 self._dispatcher.suspect(placement.pair.prefill.member.address)
+            for address in placement.pair.addresses if step.drains else ():
+                self._dispatcher.suspect(address)  # and ask it: its Load says which of the two it is
             self._avoid = frozenset(placement.pair.addresses) if step.avoid else frozenset()
             blamed: frozenset[str] = frozenset()
             if step.spent > self._spent or repeat:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from random import Random
 from time import monotonic, time
 from typing import Any
@@ -42,8 +42,10 @@ def create_app(
     block_keys: BlockKeys = no_keys,
     tracer: Tracer = NO_TRACER,
     recorder: Recorder | None = None,
+    beside: Callable[[Gateway], AbstractAsyncContextManager[object]] = lambda gateway: nullcontext(),
 ) -> FastAPI:
-    """`app.state.gateway` is the Gateway. The links live from the application's start-up to its shutdown."""
+    """`app.state.gateway` is the Gateway. The links live from the application's start-up to its shutdown, and `beside`
+    while they do."""
     gateway = Gateway(settings, tokenizer, clients, clock, random or Random(), block_keys, tracer, recorder)
     endpoints = Endpoints(gateway, wall, new_id)
 
@@ -51,7 +53,8 @@ def create_app(
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await gateway.start()
         try:
-            yield
+            async with beside(gateway):
+                yield
         finally:
             await gateway.close()
 

@@ -73,6 +73,11 @@ class Dispatcher:
     def queued(self) -> int:
         return len(self._tickets)
 
+    def waiting(self) -> list[tuple[Wanted, float]]:
+        """What is wanted, and for how many seconds by now."""
+        now = self._clock()
+        return [(ticket.waiting.wanted, now - ticket.since) for ticket in self._tickets]
+
     def placeable(self) -> int:
         """Choices that wait though one of them could go now: none, but between a change and its pump."""
         waiting = [ticket.waiting for ticket in self._tickets]

@@ -15,7 +15,9 @@ class FleetError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    role: Role
+    """`role` None: it says so itself, in its Hello."""
+
+    role: Role | None
     address: str
 
 
@@ -50,15 +52,23 @@ class Engine:
     suspect: bool = False
 
     @property
+    def role(self) -> Role | None:
+        """What it should be; where nobody has said that, what it says itself."""
+        if self.member.role is None and self.hello is not None:
+            return self.hello.role
+        return self.member.role
+
+    @property
     def unusable(self) -> str:
         """Why no new work may go there; empty when it may."""
         checks = (
             (bool(self.trouble), self.trouble),
             (self.hello is None, "NotConnected"),
-            (self.hello is not None and self.hello.role is not self.member.role, "WrongRole"),
+            (self.hello is not None and self.hello.role is not self.role, "WrongRole"),
             (self.load is None, "NoLoad"),
             (self.load is not None and self.load.draining, "Draining"),
             (self.load is not None and self.load.quarantined, "Quarantined"),
+            (self.load is not None and self.load.not_ready, "NotReady"),
         )
         return next((reason for failed, reason in checks if failed), "")
 
@@ -111,6 +121,6 @@ def usable_groups(engines: Sequence[Engine]) -> list[tuple[tuple[Engine, ...], t
     by_facts: dict[Any, dict[Role, list[Engine]]] = {}
     for engine in engines:
         if engine.hello is not None and not engine.unusable:
-            by_facts.setdefault(engine.hello.fingerprint, {}).setdefault(engine.member.role, []).append(engine)
+            by_facts.setdefault(engine.hello.fingerprint, {}).setdefault(engine.hello.role, []).append(engine)
     groups = [tuple(tuple(roles.get(role, ())) for role in Role) for roles in by_facts.values()]
     return [(p, d, u) for p, d, u in groups if u or (p and d)]

@@ -19,8 +19,10 @@ from sluice_gateway.dispatch import Clock, Dispatcher
 from sluice_gateway.engine import ClientFactory
 from sluice_gateway.fleet import load_report
 from sluice_gateway.jobs import Job, output_budget
+from sluice_gateway.lack import describe_queue
 from sluice_gateway.marks import TURN_S, GatewayMarks
 from sluice_gateway.members import Members, watch_fleet
+from sluice_gateway.report import make_report
 from sluice_gateway.requests import ChatRequest, CompletionRequest, Limits, Options
 from sluice_gateway.route import BlockKeys, Wanted
 from sluice_gateway.settings import Settings
@@ -28,6 +30,7 @@ from sluice_gateway.story import Story
 from sluice_gateway.template import encode_chat, encode_prompt
 from sluice_gateway.tokenizer import Tokenizer
 from sluice_gateway.track import Sink, Track, TrackPlan
+from sluice_protocol.fleet import FleetReport
 from sluice_protocol.generate import EngineHello, Role
 
 THREAD_CHARACTERS = 16_384
@@ -58,7 +61,7 @@ class Gateway:
         self.random = random
         self.stopping = False
         self._clock = clock
-        self.members = Members(clients, settings.gateway_id, self._changed, settings.timings, self._has_pair)
+        self.members = Members(clients, settings.gateway_id, self._changed, settings.timings, self._has_pair, clock)
         self.dispatcher = Dispatcher(
             self.members.links, clock, settings.max_queued, settings.outage_s, random, block_keys
         )
@@ -250,7 +253,7 @@ class Gateway:
     def report(self) -> dict[str, Any]:
         engines = [
             {
-                "role": link.member.role.value,
+                "role": link.view.role.value if link.view.role else "engine",
                 "address": link.member.address,
                 "pid": link.view.hello.pid if link.view.hello else None,
                 "trouble": link.view.unusable,
@@ -269,6 +272,13 @@ class Gateway:
             "counters": asdict(self.counters),
             "engines": engines,
         }
+
+    def fleet_report(self) -> FleetReport:
+        """For the operator."""
+        now = self._clock()
+        queue = describe_queue(self.dispatcher.waiting(), [link.view for link in self.members.links.values()])
+        links = [link.known(now) for link in self.members.links.values()]
+        return make_report(self.settings.gateway_id, not self.not_ready(), self.dispatcher.running, queue, links)
 
     def stop(self) -> None:
         """End what still runs: the clients are told so."""

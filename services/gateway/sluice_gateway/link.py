@@ -6,10 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from time import monotonic
 
 from sluice_gateway.engine import ClientFactory, EngineClient, EngineLost
 from sluice_gateway.fleet import Engine, Member
 from sluice_gateway.reasons import ENGINE_LOST, SOURCE_LOST
+from sluice_gateway.report import Known
 from sluice_gateway.session import Lost, Push, Session, Try, TryResult
 from sluice_protocol.generate import EngineHello, GenerateRequest, Refused
 
@@ -44,7 +46,10 @@ class Link:
         on_change: Callable[[], None],
         timings: Timings,
         elsewhere: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
+        self._clock = clock
+        self._loaded_at = 0.0
         self.member = member
         self._clients = clients
         self._gateway_id = gateway_id
@@ -60,6 +65,11 @@ class Link:
         self.leaning: set[Try] = set()
         self.view = Engine(member, trouble="NotConnected")
         self.last_hello: EngineHello | None = None
+
+    def known(self, now: float) -> Known:
+        """For a report to the operator."""
+        p95_ms = 0.0 if self._session is None else self._session.gaps.p95_ms(now)
+        return Known(self.view, now - self._loaded_at if self.view.load is not None else 0.0, p95_ms)
 
     def begin(self) -> int:
         """A try of ours begins here, which Load does not know of yet. Returns what `end` wants to hear."""
@@ -99,7 +109,7 @@ class Link:
 
     async def _serve(self, client: EngineClient) -> None:
         hello = await client.hello()
-        session = Session(client, hello)
+        session = Session(client, hello, self._clock)
         tasks = [asyncio.create_task(self._read(session)), asyncio.create_task(self._poll(session))]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -138,6 +148,7 @@ class Link:
                     raise EngineLost(f"{self.member.address}: restarted as {load.incarnation}")
                 self._session = session
                 self.last_hello = session.hello
+                self._loaded_at = self._clock()
                 self._show(Engine(self.member, session.hello, load, self._since_poll, suspect=self._suspect))
             self._fail_over(session, asked_at)
             await self._pause()
@@ -146,7 +157,8 @@ class Link:
         """A stuck engine ends nothing by itself, and its supervisor takes its budget before it does: nobody should wait
         for that who need not. Who drains finishes what it has."""
         load = self.view.load
-        is_sick = bool(self.view.trouble) or (load is not None and load.quarantined and not load.draining)
+        is_away = load is not None and (load.quarantined or load.not_ready) and not load.draining
+        is_sick = bool(self.view.trouble) or is_away
         since = self._sick_since = (self._sick_since or asked_at) if is_sick else None
         if since is None or asyncio.get_running_loop().time() - since < self._timings.sick_s or not self._elsewhere():
             return

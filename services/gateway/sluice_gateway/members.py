@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
 from sluice_gateway.engine import ClientFactory
 from sluice_gateway.fleet import Fleet, FleetError, Member, parse_fleet
@@ -25,7 +26,9 @@ class Members:
         on_change: Callable[[], None],
         timings: Timings,
         elsewhere: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
+        self._clock = clock
         self.links: dict[str, Link] = {}
         self._clients = clients
         self._gateway_id = gateway_id
@@ -45,9 +48,13 @@ class Members:
             del self.links[member.address]
         for member in fleet.members:
             if member not in self._tasks:
-                link = Link(member, self._clients, self._gateway_id, self._on_change, self._timings, self._elsewhere)
+                link = self._link(member)
                 self.links[member.address] = link
                 self._tasks[member] = asyncio.create_task(link.run(), name=f"link {member.address}")
+
+    def _link(self, member: Member) -> Link:
+        own = (self._gateway_id, self._on_change, self._timings, self._elsewhere, self._clock)
+        return Link(member, self._clients, *own)
 
     async def close(self) -> None:
         tasks = [*self._tasks.values(), *self._leaving]

@@ -67,6 +67,7 @@ class MemoryEngine:
     refusals: deque[Refused] = field(default_factory=deque)
     draining: bool = False
     quarantined: bool = False
+    not_ready: bool = False
     block_keys: tuple[bytes, ...] = ()
     requests: list[GenerateRequest] = field(default_factory=list)
     cancelled: int = 0
@@ -108,6 +109,7 @@ class MemoryEngine:
             total_pages=1000,
             draining=self.draining,
             quarantined=self.quarantined,
+            not_ready=self.not_ready or self.quarantined,
             empty=not self.running,
             block_keys=self.block_keys,
         )
@@ -146,6 +148,8 @@ class MemoryEngine:
     def _refusal(self, request: GenerateRequest) -> Refused | None:
         if self.refusals:
             return self.refusals.popleft()
+        if self.draining:
+            return Refused("Draining", "it takes no more", retry_after_ms=1000)
         if request.gateway_id not in self._attached:
             return Refused("NotAttached", request.gateway_id, retry_after_ms=20)
         if len(self.running) >= self.max_running:

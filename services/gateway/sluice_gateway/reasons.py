@@ -49,6 +49,7 @@ POLICIES: dict[str, Policy] = {
     "NoStateFree": FREE,
     SOURCE_LOST: SOURCE_FAULT,
     "LeaseEnded": SOURCE_FAULT,
+    "SourceSilent": SOURCE_FAULT,
     "LeaseProtocolError": SOURCE_FAULT,
     "PeerLost": SOURCE_FAULT,
     "PeerRefused": SOURCE_FAULT,

@@ -24,13 +24,14 @@ class Done:
 class Again:
     """Another try, not before `delay_s`. `avoid`: prefer another pair. `spent`: faults so far, this one included.
 
-    `source`: the fault points at the pair's prefill engine.
+    `source`: the fault points at the pair's prefill engine. `drains`: one of the pair takes nothing new any more.
     """
 
     delay_s: float
     avoid: bool
     spent: int
     source: bool = False
+    drains: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ def judge(
     spent += policy.spends and not repeat
     if spent > budget:
         return GiveUp(client_error(reason, detail, tries, victims))
-    return Again(delay_s, policy.spends or reason in (DRAINING, PREEMPTED), spent, policy.source)
+    drains = reason == DRAINING
+    return Again(delay_s, policy.spends or drains or reason == PREEMPTED, spent, policy.source, drains)
 
 
 def classify(result: TryResult) -> tuple[str, str, Policy, float]:

@@ -85,7 +85,7 @@ def _fingerprint(group: tuple[tuple[Engine, ...], ...]) -> Fingerprint | None:
 
 
 def _why_nobody(engines: Sequence[Engine], wanted: Wanted) -> str:
-    reasons = [f"{e.member.role} {e.member.address}: {e.unusable}" for e in engines if e.unusable]
+    reasons = [f"{e.role or 'engine'} {e.member.address}: {e.unusable}" for e in engines if e.unusable]
     if reasons:
         return "; ".join(reasons[:8])
     if not engines:
@@ -97,7 +97,7 @@ def _why_nobody(engines: Sequence[Engine], wanted: Wanted) -> str:
 
 def _where_they_differ(engines: Sequence[Engine]) -> str:
     """The facts that the nearest prefill and decode engines do not share."""
-    told = [(e.member.role, e.hello.fingerprint) for e in engines if e.hello is not None]
+    told = [(e.role, e.hello.fingerprint) for e in engines if e.hello is not None]
     prefills = [fingerprint for role, fingerprint in told if role is Role.PREFILL]
     decodes = [fingerprint for role, fingerprint in told if role is Role.DECODE]
     differing = [one.differences(other) for one in prefills for other in decodes]

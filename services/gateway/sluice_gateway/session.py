@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sluice_gateway.engine import EngineClient, GenerateCall
+from sluice_gateway.latency import Gaps
 from sluice_gateway.reasons import TOKENS_LOST
 from sluice_protocol.generate import Ended, EngineHello, GenerateRequest, Refused, TokenBatch
 from sluice_protocol.sampling import TokenLogprobs
@@ -40,6 +41,7 @@ class Try:
         self.call = call
         self.stream = stream
         self.received = 0
+        self.told_at = 0.0
         self.lost: Lost | None = None
         self._push = push
         self._on_first = on_first
@@ -82,8 +84,10 @@ class Try:
 class Session:
     """`deliver` is the hot path: once per step, for all tries of this gateway on the engine."""
 
-    def __init__(self, client: EngineClient, hello: EngineHello) -> None:
+    def __init__(self, client: EngineClient, hello: EngineHello, clock: Callable[[], float]) -> None:
         self.client = client
+        self.gaps = Gaps()
+        self._clock = clock
         self.hello = hello
         self.attached = asyncio.Event()
         self._tries: dict[int, Try] = {}
@@ -97,7 +101,7 @@ class Session:
         return attempt
 
     def deliver(self, batch: TokenBatch) -> None:
-        tokens, at = batch.tokens, 0
+        tokens, at, now = batch.tokens, 0, self._clock()
         by_index = dict(batch.logprobs) if batch.logprobs else None
         for stream, count in zip(batch.streams, batch.counts):
             row = tokens[at : at + count]
@@ -105,6 +109,9 @@ class Session:
             at += count
             attempt = self._tries.get(stream)
             if attempt is not None:  # late tokens of an ended try are nobody's
+                if attempt.received and count:
+                    self.gaps.add(now, (now - attempt.told_at) / count)
+                attempt.told_at = now
                 attempt.deliver(row, logprobs)
 
     def end(self, attempt: Try) -> None:

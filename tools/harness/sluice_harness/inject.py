@@ -4,7 +4,8 @@
     signal, process          KILL or STOP to a process of the row's engine (or `zygote`, `gateway`)
     point, action, …         an order at a hook point, with fields of `sluice_faults.Order`; `waits` false: the point is
                              reached later, by what the row itself brings about; `evidence` full or stuck: no bundle
-                             can be written either; `asks`: so many requests that meet it
+                             can be written either; `asks`: so many requests that meet it, of
+                             so many `words`
     nobody                   so many requests for a source at an address that nobody holds
     limit, process           the process may open no more file descriptors
     load                     so many processes that do nothing but compute
@@ -39,6 +40,9 @@ from sluice_harness.processes import eventually, is_running, stop_process
 from sluice_harness.service import Service
 from sluice_harness.stack import Stack, free_port
 
+# Rather too many for the tokenizer's fast way.
+MANY_WORDS = 4000
+
 
 @dataclass
 class Injected:
@@ -60,7 +64,11 @@ def inject(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) 
 
 def order_of(fault: Mapping[str, Any], floor_s: float) -> Order:
     """`floors`: seconds as a multiple of the floor."""
-    fields = {key: value for key, value in fault.items() if key not in ("point", "waits", "floors", "evidence", "asks")}
+    fields = {
+        key: value
+        for key, value in fault.items()
+        if key not in ("point", "waits", "floors", "evidence", "asks", "words")
+    }
     if "floors" in fault:
         fields["seconds"] = fault["floors"] * floor_s
     return parse(json.dumps(fields).encode(), str(fault["point"]))
@@ -71,7 +79,8 @@ def _order(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) 
     if "evidence" in fault:
         place(engine.faults, "supervisor.evidence", _NO_EVIDENCE[str(fault["evidence"])])
     place(engine.faults, point, order_of(fault, stack.health["floor_s"]))
-    work.chats += [stack.chat(fresh_prompt("and I? " * 4000), 5) for _ in range(int(fault.get("asks", 0)))]
+    words = int(fault.get("words", MANY_WORDS))
+    work.chats += [stack.chat(fresh_prompt("and I? " * words), 5) for _ in range(int(fault.get("asks", 0)))]
     if fault.get("waits", True):
         eventually(lambda: reached(engine.faults, point), f"{point} is reached")
     return Injected(time.monotonic(), [lambda: withdraw(engine.faults, point)])

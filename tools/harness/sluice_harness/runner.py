@@ -45,7 +45,7 @@ class Scale:
 
     @classmethod
     def of(cls, floor_s: float) -> Scale:
-        return cls(floor_s, max(8.0, 2 * floor_s), Probing())
+        return cls(floor_s, max(15.0, 3 * floor_s), Probing())
 
     @classmethod
     def unscaled(cls) -> Scale:
