@@ -111,7 +111,7 @@ def last_name(path):
     return re.findall(r"[A-Za-z]+", path.partition("[")[0] if path.endswith("]") else path)[-1]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def namespace_of_invalid(client):
     client.create("/api/v1/namespaces", {"metadata": {"name": "invalid"}})
     return "invalid"

@@ -27,20 +27,20 @@ NAMESPACE = "placement"
 NODES = "/api/v1/nodes"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def placed_namespace(client):
     client.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     client.until(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default", bool)
     return NAMESPACE
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def operator(plane, placed_namespace, nodes, crd):
     with OperatorProcess(plane, "op-placement", placed_namespace, "--nodes") as running:
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pools(plane, client, placed_namespace):
     """The nodes and their pods, as kubectl prints them when the controllers have said what they have to."""
     for item in POOLS:
@@ -61,7 +61,7 @@ def is_settled(there: Any) -> bool:
     return (begins in taints) is not is_ready and (cordon in taints) is bool(there["spec"].get("unschedulable"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def deployments(client, operator, pools):
     """All at once, for the operator and the scheduler have time for them all while one waits."""
     made = {case.name: Served(client, NAMESPACE, case.name) for case in CASES}

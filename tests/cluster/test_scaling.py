@@ -107,7 +107,7 @@ def test_what_is_not_known_holds(operator, served, fleet):
     served.until("Ready", "True")
     (engine,) = fleet.of("decode")
     one, _ = fleet.gateways
-    until_held(served, "AtTarget")
+    until_held(served, "Idle")
     one.silent = True
     held = until_held(served, "MetricsMissing")
     engine.running, engine.running_pages = 10, FULL
