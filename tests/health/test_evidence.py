@@ -111,6 +111,16 @@ def test_a_process_without_a_handler_is_not_signalled(tmp_path) -> None:
     assert STACKS_SIGNAL
 
 
+def test_of_a_process_that_is_ending_it_says_that_it_has_ended(tmp_path, recorder) -> None:
+    """Its interpreter takes the handler away a moment before the end: that is no process which does not answer."""
+    code = "import sys, time; sys.stdin.read(); time.sleep(0.5)"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.close()
+        path = bundle(tmp_path, recorder, {"ending": process.pid})
+    assert "it has ended" in (path / "ending.stacks").read_text()
+
+
 def test_of_a_process_that_is_gone_the_bundle_is_whole_all_the_same(tmp_path, recorder) -> None:
     path = bundle(tmp_path, recorder, {"gone": 2**22 - 1})
     assert (path / "gone.proc").exists()

@@ -35,9 +35,9 @@ def share_stacks(run_dir: Path, name: str, answered_in: Path) -> None:
     link.symlink_to(answered_in.resolve() / FOLDER / f"{name}.txt")
 
 
-def can_answer(pid: int) -> bool:
+def can_answer(pid: int) -> bool | None:
     """Whether a handler is there and could run: the signal would kill a process without one, and a process that is
-    stopped is not waited for."""
+    stopped is not waited for. None: it runs without a handler, as at its beginning and at its end."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -45,7 +45,7 @@ def can_answer(pid: int) -> bool:
     if any(line.startswith("State:") and line.split()[1] in "TtZX" for line in status.splitlines()):
         return False
     caught = next((line for line in status.splitlines() if line.startswith("SigCgt:")), "SigCgt: 0")
-    return bool(int(caught.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)
+    return bool(int(caught.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1) or None
 
 
 def collect_stacks(
@@ -54,10 +54,19 @@ def collect_stacks(
     """Process -> its stacks; "" where none came within the time (stopped, dead, or not ours). Blocks."""
     files = {name: run_dir / FOLDER / f"{name}.txt" for name in pids}
     sizes = {name: _size(path) for name, path in files.items()}
-    asked = [name for name, pid in pids.items() if can_answer(pid) and _signal(pid)]
+    asked: list[str] = []
+    unasked = list(pids)
     seen: dict[str, int] = {}
     deadline = time.monotonic() + timeout_s
-    while asked and time.monotonic() < deadline:
+    while True:
+        for name in list(unasked):
+            may = can_answer(pids[name])
+            if may is not None:
+                unasked.remove(name)
+            if may and _signal(pids[name]):
+                asked.append(name)
+        if not (asked or unasked) or time.monotonic() > deadline:
+            break
         sleep(POLL_S)
         for name in list(asked):
             size = _size(files[name])
