@@ -14,6 +14,8 @@ export GRPC_VERBOSITY := ERROR
 # Let Python keep its bytecode: importing torch without it costs seconds in every process.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest
+# They wait more than they work, so each worker has a control plane of its own.
+CLUSTER_TEST := $(PYTEST) -q -m cluster tests/cluster -n 3 --dist worksteal
 # protoc looks for its plugins on PATH.
 GENERATE := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/house/generate.py
 
@@ -44,11 +46,13 @@ check: $(LOCKED) ## format, lint, types, imports, generated files, fast tests
 	$(GENERATE) --check
 	$(PYTEST) -q -m "not process and not slow and not images" -n 2
 
-test: check ## `make check`, then the tests that start processes and the slow ones; without those of a cluster
-	$(PYTEST) -q -m "(process or slow) and not cluster and not images"
+# What is missing is said first, not after all the rest.
+test: cluster-tools check ## `make check`, the tests that start processes and the slow ones, then `make cluster-test`
+	$(PYTEST) -q -m "(process or slow) and not cluster and not images" -n 2 --dist loadfile
+	$(CLUSTER_TEST)
 
-cluster-test: cluster-tools ## the operator, CRD and charts against a real API server (10 minutes; not in `make test` yet)
-	$(PYTEST) -q -m cluster tests/cluster
+cluster-test: cluster-tools ## the operator, CRD and charts against a real API server
+	$(CLUSTER_TEST)
 
 cluster-tools: $(LOCKED) ## build etcd, Kubernetes, kwok and helm for tests/cluster into ~/.cache (needs Go; 9 minutes cold)
 	$(BIN)/python tests/support/cluster_tools.py
