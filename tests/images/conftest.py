@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+from fake_api import FakeApi, endpoint_slice
 from fake_hub import FakeHub
 from pod_in_docker import Network, Pod, docker, why_no_docker
 
@@ -16,6 +18,7 @@ from sluice_operator import certificates, names
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import from_json
 from sluice_operator.names import PodRole
+from sluice_operator.render import ports
 from sluice_operator.render.engine import SPEC_FILE
 from sluice_operator.render.revision import StandardRenderer
 
@@ -26,7 +29,8 @@ CHART_IMAGE = "registry.local/sluice-control:1"
 IMAGES = {"control:1": CONTROL, CHART_IMAGE: CONTROL, "sluice-engine:1": ENGINE}
 MODEL = "/opt/sluice/models/recall-1m"
 NAME, NAMESPACE, REVISION = "m", "ns", "r1"
-HUB_TOKEN = "hf_of_the_test"
+LIFE_S = 3600.0
+HUB_TOKEN, SERVICE_TOKEN = "hf_of_the_test", "of the gateway's account"
 SPEC: ModelDeploymentSpec = from_json(
     ModelDeploymentSpec,
     {
@@ -57,39 +61,54 @@ def network() -> Iterator[Network]:
 
 
 @pytest.fixture(scope="session")
-def files() -> dict[str, dict[str, bytes]]:
+def authority() -> certificates.Authority:
+    """The deployment's own; the cluster's too, here."""
+    return certificates.new_authority(NAME, NAMESPACE, time.time() + LIFE_S)
+
+
+@pytest.fixture(scope="session")
+def files(authority: certificates.Authority) -> dict[str, dict[str, bytes]]:
     """What the operator would have put into Secrets and ConfigMaps, and the kubelet into a pod."""
-    authority = certificates.new_authority(NAME, NAMESPACE)
-    told = {
-        names.certificate_secret(NAME, role): certificates.issue(authority, role.value, NAME, NAMESPACE).data()
-        for role in PodRole
-    }
+    told = {names.certificate_secret(NAME, role): issued(authority, role).data() for role in PodRole}
     told[names.key_secret(NAME)] = {"key": secrets.token_hex(16).encode()}
     told["hub-token"] = {"token": HUB_TOKEN.encode()}
-    told["serviceaccount"] = {"token": b"t", "ca.crt": authority.certificate, "namespace": NAMESPACE.encode()}
+    told["serviceaccount"] = {
+        "token": SERVICE_TOKEN.encode(),
+        "ca.crt": authority.certificate,
+        "namespace": NAMESPACE.encode(),
+    }
     return told
+
+
+def issued(authority: certificates.Authority, role: PodRole) -> certificates.Issued:
+    """What the pods of that role find in their Secret."""
+    until = time.time() + LIFE_S
+    return certificates.issue(authority, [authority.certificate], role.value, NAME, NAMESPACE, until)
 
 
 class Pods:
     """Makes pods of one test, in one network. `of`: what the operator renders for a role."""
 
-    def __init__(self, network: Network, folder: Path, files: dict[str, dict[str, bytes]]) -> None:
-        self.network, self.folder, self.files = network, folder, files
+    def __init__(
+        self, network: Network, folder: Path, files: dict[str, dict[str, bytes]], authority: certificates.Authority
+    ) -> None:
+        self.network, self.folder, self.files, self.authority = network, folder, files, authority
 
     def engine(self, role: PodRole, spec: ModelDeploymentSpec = SPEC, **changes: object) -> Pod:
         data = StandardRenderer("control:1").engine(NAME, spec, REVISION)
         config = {names.engine_name(NAME, role, REVISION): {SPEC_FILE: data[role.value]["file"].encode()}}
         return self.make(data[role.value]["template"], f"{NAME}-{role}", files=self.files | config, **changes)
 
-    def gateway(self, *members: str, spec: ModelDeploymentSpec = SPEC, **changes: object) -> Pod:
-        """`members`: in place of what a cluster would tell it."""
+    def gateway(self, spec: ModelDeploymentSpec = SPEC, **changes: object) -> Pod:
+        return self.make(StandardRenderer("control:1").gateway(NAME, spec, REVISION), f"{NAME}-gateway", **changes)
 
-        def edit(command: list[str]) -> list[str]:
-            at = command.index("--discover")
-            return [*command[:at], *members, *command[at + 2 :]]
-
-        template = StandardRenderer("control:1").gateway(NAME, spec, REVISION)
-        return self.make(template, f"{NAME}-gateway", edit=edit, **changes)
+    def api(self, **engines: str) -> FakeApi:
+        """An API server that knows these engines: role -> address."""
+        slices = [
+            endpoint_slice(names.role_name(NAME, PodRole(role)), [address], ports.ENGINE)
+            for role, address in engines.items()
+        ]
+        return FakeApi(self.network.gateway, self.authority, SERVICE_TOKEN, slices, self.folder)
 
     def chart(self, kind: str, **changes: object) -> Pod:
         """Of that kind in the chart: the operator's Deployment, or helm's test."""
@@ -109,6 +128,8 @@ def hub() -> Iterator[FakeHub]:
 
 
 @pytest.fixture
-def pods(network: Network, tmp_path: Path, files: dict[str, dict[str, bytes]]) -> Pods:
+def pods(
+    network: Network, tmp_path: Path, files: dict[str, dict[str, bytes]], authority: certificates.Authority
+) -> Pods:
     tmp_path.chmod(0o755)
-    return Pods(network, tmp_path, files)
+    return Pods(network, tmp_path, files, authority)

@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.images, pytest.mark.timeout(280), pytest.mark.usefixtu
 
 ROOT = Path(__file__).resolve().parents[2]
 TAG = os.environ.get("SLUICE_IMAGES_TAG", "dev")
+# Where an API server would be, and nobody is.
+AWAY = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
 COMPILERS = ("cc", "gcc", "g++", "clang", "ld", "as", "make", "rustc", "go", "nvcc")
 SAID = """
 import importlib.metadata as metadata, importlib.util as util, json, os, shutil, sys
@@ -81,8 +83,8 @@ NAME_OF = {PodRole.PREFILL: "m-prefill", PodRole.DECODE: "m-decode"}
 
 
 def test_a_gateway_lives_and_is_ready_before_there_are_engines(pods):
-    """Its init container has copied the tokenizer out of the engine image."""
-    with pods.gateway() as pod:
+    """Its init container has copied the tokenizer out of the engine image; the API server is away."""
+    with pods.gateway(environment=AWAY) as pod:
         pod.until("startupProbe")
         pod.until("livenessProbe")
         pod.until("readinessProbe")
@@ -90,12 +92,15 @@ def test_a_gateway_lives_and_is_ready_before_there_are_engines(pods):
 
 
 def test_three_pods_answer_a_question(pods):
-    """Over the pods' addresses: prefill's cache is pulled by decode with NIXL over TCP, from container to container."""
+    """The gateway finds its engines by EndpointSlices; prefill's cache goes to decode by NIXL over TCP, from address to
+    address."""
     with pods.engine(PodRole.PREFILL) as prefill, pods.engine(PodRole.DECODE) as decode:
         for engine in (prefill, decode):
             engine.until("readinessProbe")
-        members = ("--prefill", f"{prefill.address}:{ports.ENGINE}", "--decode", f"{decode.address}:{ports.ENGINE}")
-        with pods.gateway(*members) as gateway:
+        with (
+            pods.api(prefill=prefill.address, decode=decode.address) as api,
+            pods.gateway(environment=api.environment) as gateway,
+        ):
             gateway.until("readinessProbe")
             messages = json.loads(prefill.run_in("cat", "/opt/sluice/models/recall-1m/sample.json"))["messages"]
             told = ask(gateway, {"model": "recall-1m", "messages": messages, "temperature": 0})
@@ -153,7 +158,7 @@ def test_a_model_of_the_hub_is_downloaded_before_the_engine_starts(pods, hub):
     # The client's own, public list of what it may run under.
     assert hub.strangers <= {"/api/agent-harnesses"}
     hub.forget()
-    with pods.gateway(spec=spec) as pod:
+    with pods.gateway(spec, environment=AWAY) as pod:
         pod.until("readinessProbe")
     assert hub.served("config.json", "tokenizer.json")
     assert not hub.served("model.safetensors")
@@ -195,8 +200,7 @@ def layers(image: str) -> list[str]:
 
 
 def test_an_operator_lives_while_the_api_server_is_away_and_helms_test_finds_it(pods):
-    away = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"}
-    with pods.chart("Deployment", environment=away) as operator:
+    with pods.chart("Deployment", environment=AWAY) as operator:
         operator.until("livenessProbe")
         status, text = operator.get("/metrics", 8080)
         assert status == 200

@@ -17,7 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sluice_operator.certificates import Issued
+from sluice_operator.certificates import Authority
 
 
 def endpoint_slice(service: str, addresses: Iterable[str], port: int) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def endpoint_slice(service: str, addresses: Iterable[str], port: int) -> dict[st
 class FakeApi:
     """Lists `slices` to who brings `token`; its watches say nothing until it is left. `asked`: (path, query) so far."""
 
-    def __init__(self, host: str, authority: Issued, token: str, slices: list[dict[str, Any]], folder: Path) -> None:
+    def __init__(self, host: str, authority: Authority, token: str, slices: list[dict[str, Any]], folder: Path) -> None:
         self.host = host
         self.asked: list[tuple[str, Mapping[str, list[str]]]] = []
         self._ended = threading.Event()
@@ -95,7 +95,7 @@ class FakeApi:
         self._server.server_close()
 
 
-def _tls(host: str, authority: Issued, folder: Path) -> ssl.SSLContext:
+def _tls(host: str, authority: Authority, folder: Path) -> ssl.SSLContext:
     """A server certificate for an address, by the CA that pods find beside their token."""
     signer = serialization.load_pem_private_key(authority.key, None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)

@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -74,7 +74,7 @@ class Network:
 class Pod:
     """One pod of `template`, a PodTemplateSpec or a Pod. `files`: name of a Secret or ConfigMap -> its data.
 
-    `images`: name in the template -> image to run. `edit`: of the main container's command, for what a cluster has.
+    `images`: name in the template -> image to run. `environment`, `hosts`: what a cluster would tell it besides.
     """
 
     template: Object
@@ -86,7 +86,6 @@ class Pod:
     namespace: str = "ns"
     environment: Mapping[str, str] = field(default_factory=dict)
     hosts: Mapping[str, str] = field(default_factory=dict)
-    edit: Callable[[list[str]], list[str]] = lambda command: command
 
     def __post_init__(self) -> None:
         self.spec: Object = self.template["spec"]
@@ -103,7 +102,7 @@ class Pod:
                 "--rm",
                 *self._command(container, [*container["command"]]),
             )
-        docker(*self._run(self.main, self.id), "--detach", *self._command(self.main, self.edit(self._words())))
+        docker(*self._run(self.main, self.id), "--detach", *self._command(self.main, self._words()))
         return self
 
     def __exit__(self, *exc: object) -> None:
