@@ -14,6 +14,8 @@ export GRPC_VERBOSITY := ERROR
 # Let Python keep its bytecode: importing torch without it costs seconds in every process.
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest
+# They wait more than they work, so each worker has a control plane of its own.
+CLUSTER_TEST := $(PYTEST) -q -m cluster tests/cluster -n 3 --dist worksteal
 # protoc looks for its plugins on PATH.
 GENERATE := PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tools/house/generate.py
 
@@ -42,19 +44,27 @@ check: $(LOCKED) ## format, lint, types, imports, generated files, fast tests
 	$(BIN)/mypy -p sluice_records -p sluice_protocol -p sluice_kernels -p sluice_engine -p sluice_prefill -p sluice_decode -p sluice_gateway -p sluice_operator -p sluice_faults -p sluice_harness -p sluice_cli
 	$(BIN)/lint-imports tools/house/layers.ini
 	$(GENERATE) --check
-	$(PYTEST) -q -m "not process and not slow" -n 2
+	$(PYTEST) -q -m "not process and not slow and not images" -n 2
 
-test: check ## `make check`, then the tests that start processes and the slow ones; without those of a cluster
-	$(PYTEST) -q -m "(process or slow) and not cluster"
+# What is missing is said first, not after all the rest.
+test: cluster-tools check ## `make check`, the tests that start processes and the slow ones, then `make cluster-test`
+	$(PYTEST) -q -m "(process or slow) and not cluster and not images" -n 2 --dist loadfile
+	$(CLUSTER_TEST)
 
-cluster-test: cluster-tools ## the operator, CRD and charts against a real API server (10 minutes; not in `make test` yet)
-	$(PYTEST) -q -m cluster tests/cluster
+cluster-test: cluster-tools ## the operator, CRD and charts against a real API server
+	$(CLUSTER_TEST)
 
 cluster-tools: $(LOCKED) ## build etcd, Kubernetes, kwok and helm for tests/cluster into ~/.cache (needs Go; 9 minutes cold)
 	$(BIN)/python tests/support/cluster_tools.py
 
 e2e-scale: cluster-tools ## the operator with 300 ModelDeployments and 3,000 pods; prints times, CPU, requests
 	SLUICE_SCALE=300 $(PYTEST) -q -s tests/cluster/test_scale.py
+
+images: $(LOCKED) ## build the images with docker and say how large they are (BASE=sluice-base:bookworm needs no registry, CA_BUNDLE=FILE, TAG=dev)
+	$(BIN)/python images/build.py $(if $(BASE),--base $(BASE)) $(if $(CA_BUNDLE),--ca-bundle $(CA_BUNDLE)) --tag $(TAG)
+
+images-test: images ## build them and run each as the operator's pods do, under the restricted profile
+	SLUICE_IMAGES_TAG=$(TAG) SLUICE_IMAGES_BASE=$(BASE) SLUICE_IMAGES_CA_BUNDLE=$(CA_BUNDLE) $(PYTEST) -q -m images tests/images
 
 fmt: $(LOCKED) ## format and fix what can be fixed
 	$(BIN)/ruff format .
@@ -73,5 +83,6 @@ clean: ## remove the environment and the caches
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 
 RESULTS ?= chaos.jsonl
+TAG ?= dev
 
-.PHONY: help setup up check test cluster-test cluster-tools e2e-scale fmt chaos proto lock clean
+.PHONY: help setup up check test cluster-test cluster-tools e2e-scale images images-test fmt chaos proto lock clean

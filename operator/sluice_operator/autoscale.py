@@ -100,11 +100,14 @@ def gather(observed: Observed, replicas: int, rolling: bool, now: float) -> Inpu
     loads, missing = _loads(observed, warm, now)
     capacity = sum(load.total_pages for load in loads)
     reports = [report for report in observed.gateways if report.pod in observed.ready_gateways]
+    waiting = sum(not pod.node and now - pod.created_at > PENDING_S for pod in decode)
+    # Whoever is above the number has been given back already, and those without a node go first.
+    pending = max(waiting - max(len(decode) - replicas, 0), 0)
     return Inputs(
         replicas=replicas,
         engines=len(loads),
         warming=max(replicas - len(warm), 0),
-        pending=sum(not pod.node and now - pod.created_at > PENDING_S for pod in decode),
+        pending=pending,
         running=sum(load.running for load in loads),
         waiting=sum(load.waiting for load in loads),
         running_pages=sum(load.running_pages for load in loads),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -13,6 +14,7 @@ from sluice_operator.cluster import KINDS, Cluster, ClusterError, Conflict
 from sluice_operator.lease import Held, Sighting, Timing
 
 LOST = 4
+GIVE_BACK_ATTEMPTS = 3
 log = logging.getLogger(__name__)
 
 
@@ -91,10 +93,17 @@ class Election:
         """So that the next one need not wait. What it fails to do, time does."""
         if self._held is None:
             return
-        told = lease.body(self.name, self.namespace, self.identity, self._held, self.timing, time.time())
-        told["spec"]["holderIdentity"] = ""
         try:
-            await self.cluster.call("PUT", self.path, told)
+            for _ in range(GIVE_BACK_ATTEMPTS):
+                # A renewal that was cut off may have been carried out, or still be on its way.
+                there = await self.cluster.find(self.path)
+                if there is None or lease.read(there).holder != self.identity:
+                    return
+                told = lease.body(self.name, self.namespace, self.identity, lease.read(there), self.timing, time.time())
+                told["spec"]["holderIdentity"] = ""
+                with contextlib.suppress(Conflict):
+                    await self.cluster.call("PUT", self.path, told)
+                    return
         except ClusterError as error:
             log.warning("lease: %s", error)
 

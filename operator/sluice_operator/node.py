@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sluice_operator.observed import Node, Taint
@@ -25,6 +26,27 @@ def read_node(raw: Mapping[str, Any], used_gpus: int | None = None) -> Node:
         gpus=gpus,
         free_gpus=None if used_gpus is None else gpus - used_gpus,
     )
+
+
+def used_gpus(pods: Iterable[Mapping[str, Any]]) -> Mapping[str, int]:
+    """Node -> GPUs that its pods have, as the scheduler counts: those that run side by side, or the largest one that
+    starts before them. Pods that have ended, or have no node yet, hold none."""
+    used: defaultdict[str, int] = defaultdict(int)
+    for pod in pods:
+        spec, status = _object(pod.get("spec")), _object(pod.get("status"))
+        node = str(spec.get("nodeName") or "")
+        if not node or status.get("phase") in ("Succeeded", "Failed"):
+            continue
+        first = [_object(c) for c in _list(spec.get("initContainers"))]
+        beside = [c for c in first if c.get("restartPolicy") == "Always"]
+        main = sum(_gpus(_object(c)) for c in [*_list(spec.get("containers")), *beside])
+        used[node] += max([main, *(_gpus(c) for c in first)])
+    return dict(used)
+
+
+def _gpus(container: Mapping[str, Any]) -> int:
+    limits = _object(_object(container.get("resources")).get("limits"))
+    return _count(limits.get(GPU_RESOURCE))
 
 
 def _taint(raw: Mapping[str, Any]) -> Taint:

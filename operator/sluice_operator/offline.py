@@ -12,7 +12,7 @@ from sluice_operator.api.enums import ConditionStatus
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import Invalid, from_json
 from sluice_operator.names import ENGINE_ROLES, PodRole
-from sluice_operator.node import read_node
+from sluice_operator.node import read_node, used_gpus
 from sluice_operator.observed import Memory, Observed
 from sluice_operator.placement import Row, place
 from sluice_operator.plan import plan
@@ -129,7 +129,12 @@ def _placed_all_the_same(raw: object, nodes: Sequence[Mapping[str, Any]] | None)
 def _placement(spec: ModelDeploymentSpec, raw_nodes: Sequence[Mapping[str, Any]] | None) -> Iterator[Line]:
     if raw_nodes is None:
         return
-    nodes = [read_node(node) for node in raw_nodes if node.get("kind", "Node") == "Node"]
+    pods = [item for item in raw_nodes if item.get("kind") == "Pod"]
+    used = used_gpus(pods)
+    nodes = [read_node(item) for item in raw_nodes if item.get("kind", "Node") == "Node"]
+    if pods:
+        # What is free can only be said by who has seen who uses it.
+        nodes = [replace(node, free_gpus=node.gpus - used.get(node.name, 0)) for node in nodes]
     placement = place(spec, nodes, ())
     is_placed = placement.status is ConditionStatus.TRUE
     yield Line("")

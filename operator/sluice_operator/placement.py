@@ -11,6 +11,7 @@ from typing import Any
 from sluice_operator.api.enums import AcceleratorType, Allocation, ConditionStatus, DomainPolicy
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.names import ENGINE_ROLES, PodRole
+from sluice_operator.node_affinity import Term, required_terms, unmet
 from sluice_operator.observed import Node, Pod, Taint
 from sluice_operator.reasons import Reason, tell
 
@@ -18,12 +19,19 @@ GPU_RESOURCE = "nvidia.com/gpu"
 MAJOR_LABEL, PRODUCT_LABEL = "nvidia.com/gpu.compute.major", "nvidia.com/gpu.product"
 # The scheduler's own check of a PreferNoSchedule taint is a preference.
 HARD_EFFECTS = ("NoSchedule", "NoExecute")
-UNKNOWN_DOMAIN = ""
+# Of the scheduler's words in a message; status.placement.reasons has more of them.
+MAX_QUOTE = 320
+# What the node controllers write on a node that is not Ready, and on one that is cordoned.
+NOT_READY_TAINT = Taint("node.kubernetes.io/not-ready")
+CORDONED_TAINT = Taint("node.kubernetes.io/unschedulable")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one engine's pod asks of a node. `gpus`: 0 for CPU and for claims, which nodes do not count."""
+    """What one engine's pod asks of a node. `gpus`: 0 for CPU and for claims, which nodes do not count.
+
+    `affinity`: alternatives of the template, see node_affinity. `domain`: the label that policy Required goes by, else
+    empty."""
 
     role: PodRole
     replicas: int
@@ -32,6 +40,8 @@ class Request:
     products: tuple[str, ...] = ()
     selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
+    affinity: tuple[Term, ...] = ()
+    domain: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,8 @@ def _request(spec: ModelDeploymentSpec, role: PodRole) -> Request:
         products=gpu.products if gpu is not None and by_plugin else (),
         selector=dict(selector) if isinstance(selector, Mapping) else {},
         tolerations=tuple(t for t in tolerations if isinstance(t, Mapping)) if isinstance(tolerations, list) else (),
+        affinity=required_terms(pod),
+        domain=gpu.domain.topology_key if gpu is not None and gpu.domain.policy is DomainPolicy.REQUIRED else "",
     )
 
 
@@ -90,16 +102,19 @@ NodeCheck = Callable[[Node, Request], Refusal | None]
 
 
 def _ready(node: Node, request: Request) -> Refusal | None:
-    return None if node.ready else Refusal("node is Ready", "NotReady")
+    if node.ready or _is_tolerated(NOT_READY_TAINT, request):
+        return None
+    return Refusal("node is Ready", "NotReady")
 
 
 def _cordoned(node: Node, request: Request) -> Refusal | None:
-    return Refusal("node is schedulable", "cordoned") if node.cordoned else None
+    if not node.cordoned or _is_tolerated(CORDONED_TAINT, request):
+        return None
+    return Refusal("node is schedulable", "cordoned")
 
 
 def _tainted(node: Node, request: Request) -> Refusal | None:
-    hard = [taint for taint in node.taints if taint.effect in HARD_EFFECTS]
-    bad = [taint for taint in hard if not any(tolerates(toleration, taint) for toleration in request.tolerations)]
+    bad = [taint for taint in node.taints if taint.effect in HARD_EFFECTS and not _is_tolerated(taint, request)]
     if not bad:
         return None
     taint = bad[0]
@@ -111,6 +126,11 @@ def _selected(node: Node, request: Request) -> Refusal | None:
         if node.labels.get(key) != value:
             return Refusal(f"{key}={value}", node.labels.get(key, "label is missing"))
     return None
+
+
+def _required(node: Node, request: Request) -> Refusal | None:
+    told = unmet(request.affinity, node)
+    return Refusal("node affinity of the template", told) if told else None
 
 
 def _has_gpu(node: Node, request: Request) -> Refusal | None:
@@ -139,6 +159,12 @@ def _product(node: Node, request: Request) -> Refusal | None:
     return Refusal(f"product in {_listed(request.products)}", found)
 
 
+def _in_domain(node: Node, request: Request) -> Refusal | None:
+    if not request.domain or request.domain in node.labels:
+        return None
+    return Refusal(f"node has the label {request.domain}", "label is missing")
+
+
 def _large_enough(node: Node, request: Request) -> Refusal | None:
     if node.gpus >= request.gpus:
         return None
@@ -156,17 +182,26 @@ CHECKS: tuple[NodeCheck, ...] = (
     _cordoned,
     _tainted,
     _selected,
+    _required,
     _has_gpu,
     _discovered,
     _major,
     _product,
+    _in_domain,
     _large_enough,
     _free,
 )
 
 
+_UNLESS_FULL = tuple(check for check in CHECKS if check is not _free)
+
+
 def why_not(node: Node, request: Request, checks: Sequence[NodeCheck] = CHECKS) -> Refusal | None:
     return next((refusal for check in checks if (refusal := check(node, request)) is not None), None)
+
+
+def _is_tolerated(taint: Taint, request: Request) -> bool:
+    return any(tolerates(toleration, taint) for toleration in request.tolerations)
 
 
 def tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
@@ -186,7 +221,7 @@ def place(spec: ModelDeploymentSpec, nodes: Sequence[Node] | None, pods: Iterabl
     """The first thing that is wrong, in the order in which somebody would want to know."""
     quotes = scheduler_quotes(pods)
     if nodes is None and quotes:
-        text = tell(Reason.UNSCHEDULABLE, " ".join(quotes))
+        text = tell(Reason.UNSCHEDULABLE, _quoted(quotes))
         return Placement(ConditionStatus.FALSE, Reason.UNSCHEDULABLE, text, 0, quotes)
     if nodes is None:
         return Placement(ConditionStatus.UNKNOWN, Reason.NODES_UNKNOWN, tell(Reason.NODES_UNKNOWN))
@@ -194,7 +229,8 @@ def place(spec: ModelDeploymentSpec, nodes: Sequence[Node] | None, pods: Iterabl
     rows = tuple(Row(node.name, request.role, why_not(node, request)) for request in requests for node in nodes)
     fits = {row.node for row in rows if row.refusal is None}
     matching = len({row.node for row in rows if row.refusal is None or row.refusal.requirement.endswith("are free")})
-    reasons = (*_counted(rows), *quotes)
+    # Status has room for a few only, and what the scheduler says is worth most.
+    reasons = (*quotes, *_counted(rows))
 
     def no(reason: Reason, detail: str) -> Placement:
         return Placement(ConditionStatus.FALSE, reason, tell(reason, detail), matching, reasons, rows)
@@ -203,10 +239,10 @@ def place(spec: ModelDeploymentSpec, nodes: Sequence[Node] | None, pods: Iterabl
         return no(Reason.TENSOR_EXCEEDS_NODE, detail)
     if detail := _unmatched(requests, rows):
         return no(Reason.NO_NODE_MATCHES, detail)
-    if quotes:
-        return no(Reason.UNSCHEDULABLE, " ".join(quotes))
-    if detail := _domain_too_small(spec, requests, nodes):
+    if detail := _domain_too_small(requests, nodes):
         return no(Reason.DOMAIN_TOO_SMALL, detail)
+    if quotes:
+        return no(Reason.UNSCHEDULABLE, _quoted(quotes))
     full = "" if fits or not requests else " (all of them are full now)"
     message = f"{matching} of {len(nodes)} nodes match{full}."
     return Placement(ConditionStatus.TRUE, Reason.PLACED, message, matching, reasons, rows)
@@ -216,6 +252,13 @@ def scheduler_quotes(pods: Iterable[Pod]) -> tuple[str, ...]:
     """The scheduler's own words, once each, with one pod that they are about."""
     told = {pod.unschedulable: pod.name for pod in pods if not pod.node and pod.unschedulable and pod.is_member}
     return tuple(f"Pod {name}: {words}" for words, name in sorted(told.items()))
+
+
+def _quoted(quotes: Sequence[str]) -> str:
+    """One of them, for a message holds no two, and not so much of it that the remedy is cut off."""
+    first = quotes[0] if len(quotes[0]) <= MAX_QUOTE else f"{quotes[0][:MAX_QUOTE]}..."
+    more = f" (And {len(quotes) - 1} more in status.placement.reasons.)" if len(quotes) > 1 else ""
+    return first + more
 
 
 def _counted(rows: Iterable[Row]) -> tuple[str, ...]:
@@ -243,34 +286,41 @@ def _unmatched(requests: Iterable[Request], rows: Sequence[Row]) -> str:
     return ""
 
 
-def _domain_too_small(spec: ModelDeploymentSpec, requests: Sequence[Request], nodes: Sequence[Node]) -> str:
+def _domain_too_small(requests: Sequence[Request], nodes: Sequence[Node]) -> str:
     """Whether some domain could hold all engines, were its GPUs free: the sum over its nodes of whole engines."""
-    gpu = spec.accelerator.gpu
-    if gpu is None or gpu.domain.policy is not DomainPolicy.REQUIRED or not any(r.gpus for r in requests):
+    key = next((request.domain for request in requests if request.domain), "")
+    if not key or not any(request.gpus for request in requests):
         return ""
-    key = gpu.domain.topology_key
-    domains: dict[str, list[Node]] = defaultdict(list)
+    domains: dict[str, list[_Room]] = defaultdict(list)
     for node in nodes:
-        if all(why_not(node, request, [c for c in CHECKS if c is not _free]) is None for request in requests):
-            domains[node.labels.get(key, UNKNOWN_DOMAIN)].append(node)
-    unlabelled = domains.pop(UNKNOWN_DOMAIN, [])
-    if not domains:
-        return f"{len(unlabelled)} nodes match, none has the label {key}."
-    need = sorted((r.gpus for r in requests for _ in range(r.replicas)), reverse=True)
-    if any(_fits([node.gpus for node in members], need) for members in domains.values()):
+        roles = frozenset(r.role for r in requests if why_not(node, r, _UNLESS_FULL) is None)
+        if roles:
+            domains[node.labels[key]].append(_Room(node.gpus, roles))
+    need = sorted(((r.gpus, r.role) for r in requests for _ in range(r.replicas)), reverse=True)
+    if any(_fits(rooms, need) for rooms in domains.values()):
         return ""
-    largest = max(sum(node.gpus for node in members) for members in domains.values())
-    return f"{len(need)} engines ask for {sum(need)} GPUs; the largest domain by {key} has {largest}."
+    largest = max(sum(room.gpus for room in rooms) for rooms in domains.values())
+    asked = sum(gpus for gpus, _ in need)
+    return f"{len(need)} engines ask for {asked} GPUs; the largest domain by {key} has {largest}."
 
 
-def _fits(free: list[int], need: Sequence[int]) -> bool:
-    """First fit, largest first: exact where all engines are of one size or sizes divide each other."""
-    left = sorted(free, reverse=True)
-    for gpus in need:
-        index = next((i for i, n in enumerate(left) if n >= gpus), None)
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """A node that these roles may use."""
+
+    gpus: int
+    roles: frozenset[PodRole]
+
+
+def _fits(rooms: Iterable[_Room], need: Sequence[tuple[int, PodRole]]) -> bool:
+    """First fit, largest first, on nodes that few roles may use first: exact where all engines are of one size or sizes
+    divide each other, and all nodes are for both roles or each for one."""
+    left = sorted(rooms, key=lambda room: (len(room.roles), -room.gpus))
+    for gpus, role in need:
+        index = next((i for i, room in enumerate(left) if role in room.roles and room.gpus >= gpus), None)
         if index is None:
             return False
-        left[index] -= gpus
+        left[index] = _Room(left[index].gpus - gpus, left[index].roles)
     return True
 
 

@@ -95,9 +95,10 @@ class _Plan:
             *self._revisions(spec, wanted, target, view),
             *self._quarantined(spec),
             *self._engines(spec, target, view),
-            *self._autoscaled(scaled),
             *self._pruned(wanted, target),
             *self._events(),
+            # What is stale ends a plan: nothing such comes between a change of the number and what is told of it.
+            *self._autoscaled(scaled),
             *self._told(found, scaled),
         )
 

@@ -55,6 +55,20 @@ def test_steps_and_the_table_of_nodes(files, capsys):
     assert "cpu   decode   no: node offers nvidia.com/gpu: none" in told
 
 
+def test_with_the_pods_too_it_knows_which_gpus_are_free(files, capsys):
+    """As `kubectl get nodes,pods -A -o yaml` prints them."""
+    pods = """
+---
+kind: Pod
+spec: {nodeName: b200, containers: [{resources: {limits: {nvidia.com/gpu: "8"}}}]}
+"""
+    mdep, nodes = files(mdep=MDEP, nodes=NODES + pods)
+    assert main(["plan", "-f", mdep, "--nodes", nodes]) == 0
+    told = capsys.readouterr().out
+    assert "b200  prefill  no: 1 GPUs are free: 0 of 8" in told
+    assert "(all of them are full now)" in told
+
+
 def test_a_rollout_step_by_step(files, capsys):
     new, old = files(new=MDEP.replace('tag: "1"', 'tag: "2"'), old=MDEP)
     assert main(["plan", "-f", new, "--from", old]) == 0

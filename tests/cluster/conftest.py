@@ -7,17 +7,23 @@ import os
 from pathlib import Path
 
 import pytest
+from cluster_deployment import Served
 from cluster_tools import why_missing
 from control_plane import ControlPlane
+from fake_fleet import FakeFleet
+from operator_process import FORGE
 
 _NUMBERS = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long begins first, so that no worker is left with it in the end."""
     here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.cluster)
+    mine = [item for item in items if here in item.path.parents]
+    for item in mine:
+        item.add_marker(pytest.mark.cluster)
+    ordered = iter(sorted(mine, key=lambda item: item.get_closest_marker("slow") is None))
+    items[:] = [next(ordered) if here in item.path.parents else item for item in items]
 
 
 @pytest.fixture(scope="session")
@@ -28,9 +34,23 @@ def tools():
         pytest.skip(told)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _forge():
+    """Started by the first operator that is wanted."""
+    yield
+    FORGE.close()
+
+
 @pytest.fixture(scope="session")
 def plane(tools, tmp_path_factory):
     with ControlPlane(tmp_path_factory.mktemp("plane"), kwok=True) as running:
+        yield running
+
+
+@pytest.fixture
+def bare_plane(tools, tmp_path):
+    """Another one, without CRD, nodes or pods, to be treated as one likes."""
+    with ControlPlane(tmp_path) as running:
         yield running
 
 
@@ -47,6 +67,18 @@ def namespace(client):
     client.until(f"/api/v1/namespaces/{name}/serviceaccounts/default", bool)
     yield name
     client.delete(f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+def served(client, namespace, nodes, crd):
+    return Served(client, namespace)
+
+
+@pytest.fixture
+def fleet(client, namespace, tmp_path):
+    """Fakes of engines and gateways; an operator with --dial=fleet.dial hears them."""
+    with FakeFleet(client, namespace, tmp_path / "dial") as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
@@ -23,9 +24,7 @@ from sluice_operator.names import OPERATOR_LABELS, PodRole, certificate_secret, 
 from sluice_operator.render import ports
 from sluice_operator.render.children import OwnerRef, standing
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(280)]
-
-CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/modeldeployments.sluice.dev"
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,6 +60,8 @@ def test_they_render_as_was_agreed(variant):
         (("--set", "resyncSeconds=1"), "resyncSeconds"),
         (("--set", "image.pullPolicy=Sometimes"), "pullPolicy"),
         (("--set", "webhook.enabled=true"), "webhook"),
+        (("--set", "networkPolicy.apiServerPorts={0}"), "apiServerPorts"),
+        (("--set", "monitoring.dashboards=yes"), "dashboards"),
     ],
 )
 def test_values_that_make_no_sense_are_refused_by_name(values, words):
@@ -176,7 +177,7 @@ def test_with_the_charts_rights_alone_all_works_in_a_restricted_namespace(plane,
         client.merge(certificate, {"data": {"tls.crt": "bm9uc2Vuc2U="}})
         client.until(certificate, partial(is_leaf, namespace))
         served.roll_to("2")
-        served.until_served("2", timeout_s=150)
+        served.until_served("2")
         plane.kubectl("scale", "mdep/m", "-n", namespace, "--replicas=0")
         served.until("DecodeReady", "False", "ScaledToZero")
         served.delete()
@@ -186,14 +187,13 @@ def test_with_the_charts_rights_alone_all_works_in_a_restricted_namespace(plane,
     assert forbidden == {"podmonitors"}
 
 
-def test_they_come_and_go_in_either_order_and_deployments_outlive_both(plane, client, namespace):
+def test_they_come_and_go_in_either_order_and_deployments_outlive_both(bare_plane):
     """helm keeps the CRD; installing it again under the same name and namespace adopts it."""
+    client, namespace = bare_plane.client(), "default"
 
     def run(*words):
-        return helm(*words, f"--namespace={namespace}", kubeconfig=plane.kubeconfig)
+        return helm(*words, f"--namespace={namespace}", kubeconfig=bare_plane.kubeconfig)
 
-    plane.kubectl("delete", "crd", "modeldeployments.sluice.dev", "--ignore-not-found")
-    client.until(CRD, lambda there: there is None)
     run("install", "crds", str(CHARTS / "sluice-crds"))
     client.until("/apis/sluice.dev/v1alpha1", bool)
     run("install", "sluice", str(CHARTS / "sluice"), *IMAGE)
@@ -215,3 +215,61 @@ def test_they_come_and_go_in_either_order_and_deployments_outlive_both(plane, cl
     client.until(served.path, lambda there: there is None)
     run("uninstall", "sluice")
     run("uninstall", "crds")
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_helms_test_is_a_pod_that_a_restricted_namespace_takes_and_its_end_is_what_helm_says(
+    plane, client, namespace, nodes, phase
+):
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    client.merge(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": label}})
+
+    def run(*words, fails=False):
+        return helm(*words, f"--namespace={namespace}", kubeconfig=plane.kubeconfig, fails=fails)
+
+    run("install", "sluice", str(CHARTS / "sluice"), *IMAGE)
+    pod = KINDS["Pod"].path(namespace, "sluice-operator-test")
+    with ThreadPoolExecutor(1) as pool:
+        testing = pool.submit(run, "test", "sluice", "--timeout=90s", fails=phase == "Failed")
+        # Nobody runs it here: it is played until it runs, and what it would say by us.
+        client.until(pod, lambda there: there is not None and there["status"]["phase"] == "Running")
+        client.merge(f"{pod}/status", {"status": {"phase": phase}})
+        told = testing.result(timeout=100)
+    assert phase in told
+    if phase == "Succeeded":
+        client.until(pod, lambda there: there is None)
+    run("uninstall", "sluice")
+
+
+def test_what_watches_it_is_taken_where_its_kinds_are(plane, client, namespace):
+    """The dashboards need nothing; PodMonitor and PrometheusRule come with the Prometheus operator."""
+    values = ("--set", "monitoring.dashboards=true")
+    helm(
+        "install",
+        "sluice",
+        str(CHARTS / "sluice"),
+        *IMAGE,
+        *values,
+        f"--namespace={namespace}",
+        kubeconfig=plane.kubeconfig,
+    )
+    boards = client.items(f"/api/v1/namespaces/{namespace}/configmaps?labelSelector=grafana_dashboard%3D1")
+    assert len(boards) == 2
+    for board in boards:
+        ((name, text),) = board["data"].items()
+        assert json.loads(text) == json.loads((CHARTS / "sluice/monitoring/dashboards" / name).read_text())
+    told = helm(
+        *(
+            "upgrade",
+            "sluice",
+            str(CHARTS / "sluice"),
+            *IMAGE,
+            "--set",
+            "monitoring.rules=true",
+            f"--namespace={namespace}",
+        ),
+        kubeconfig=plane.kubeconfig,
+        fails=True,
+    )
+    assert 'no matches for kind "PrometheusRule"' in told
+    helm("uninstall", "sluice", f"--namespace={namespace}", kubeconfig=plane.kubeconfig)

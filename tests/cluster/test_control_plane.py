@@ -12,10 +12,11 @@ from pathlib import Path
 import control_plane
 import psutil
 import pytest
+from audit_log import seconds
 from cluster_client import Refused
 from control_plane import ControlPlane, ControlPlaneError
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 SUPPORT = Path(control_plane.__file__).parent
 
@@ -152,7 +153,7 @@ def test_a_closed_readiness_gate_keeps_a_pod_unready(client, namespace, nodes):
 def test_a_slow_start_takes_its_time(client, namespace, nodes):
     path = pod(client, namespace, "p", {"sluice.test/start-delay": "3s"})
     there = client.until(path, lambda p: condition(p, "Ready") == "True" and p)
-    told = {c["type"]: control_plane._seconds(c["lastTransitionTime"]) for c in there["status"]["conditions"]}
+    told = {c["type"]: seconds(c["lastTransitionTime"]) for c in there["status"]["conditions"]}
     assert told["Ready"] - told["Initialized"] >= 2  # both are cut to seconds
 
 

@@ -15,7 +15,7 @@ from operator_invalid import INVALID, changed, good
 from sluice_operator.accept import parse
 from sluice_operator.api.crd import API_VERSION, COLUMNS, KIND
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 FILE = Path(__file__).parents[2] / "charts/sluice-crds/templates/modeldeployments.yaml"
 
@@ -111,7 +111,7 @@ def last_name(path):
     return re.findall(r"[A-Za-z]+", path.partition("[")[0] if path.endswith("]") else path)[-1]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def namespace_of_invalid(client):
     client.create("/api/v1/namespaces", {"metadata": {"name": "invalid"}})
     return "invalid"
@@ -189,4 +189,4 @@ def test_an_autoscaler_of_others_drives_it(plane, client, namespace, crd):
     with ExternalMetrics(client, plane.folder / "server.crt", plane.folder / "server.key") as metrics:
         metrics.value = 38
         client.create(f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers", hpa)
-        client.until(path, lambda there: there["spec"]["decode"]["replicas"] == 4, timeout_s=120)
+        client.until(path, lambda there: there["spec"]["decode"]["replicas"] == 4)

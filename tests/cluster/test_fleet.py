@@ -5,24 +5,11 @@ from __future__ import annotations
 import base64
 
 import pytest
-from cluster_deployment import Served
-from fake_fleet import FakeFleet
 from operator_process import OperatorProcess
 
 from sluice_operator.cluster import KINDS
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(280)]
-
-
-@pytest.fixture
-def served(client, namespace, nodes, crd):
-    return Served(client, namespace)
-
-
-@pytest.fixture
-def fleet(client, namespace, tmp_path):
-    with FakeFleet(client, namespace, tmp_path / "dial") as running:
-        yield running
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -9,23 +9,18 @@ import time
 import pytest
 from cluster_deployment import Served, condition, image_of, is_ending, uids
 from control_plane import ControlPlane
-from operator_process import OperatorProcess
+from operator_process import FAST_LEASE, OperatorProcess
 from stopped import stop_process
 from tcp_proxy import TcpProxy, port_of
 
 from sluice_operator.cluster import KINDS
 from sluice_operator.election import LOST
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
 LEASE = "sluice-operator"
-# Of a leader that is not to lose its lease while it stands still.
-PATIENT = ("--lease-duration-s=120", "--lease-deadline-s=100", "--lease-call-s=10")
-
-
-@pytest.fixture
-def served(client, namespace, nodes, crd):
-    return Served(client, namespace)
+# The exit status for a silent watch.
+SILENT = 5
 
 
 def writes(plane, user):
@@ -39,9 +34,9 @@ def holder(client, namespace):
 
 def test_a_leader_that_was_stopped_in_a_rollout_writes_nothing_when_it_wakes(plane, served, namespace):
     first, second = f"first-{namespace}", f"second-{namespace}"
-    with OperatorProcess(plane, first, namespace) as old:
+    with OperatorProcess(plane, first, namespace, *FAST_LEASE) as old:
         old.wait_for("leading")
-        with OperatorProcess(plane, second, namespace) as new:
+        with OperatorProcess(plane, second, namespace, *FAST_LEASE) as new:
             new.wait_for("standby")
             served.create(prefill={"replicas": 2}, decode={"replicas": 2})
             served.until_served("1")
@@ -50,12 +45,12 @@ def test_a_leader_that_was_stopped_in_a_rollout_writes_nothing_when_it_wakes(pla
             stop_process(old.pid)
             stopped_at = time.time()
             new.wait_for("leading")
-            served.until_served("2", timeout_s=150)
+            served.until_served("2")
             # The world as the old one remembers it is gone; it has work in its queue all the same.
             served.roll_to("3")
             os.kill(old.pid, signal.SIGCONT)
             assert old.wait() == LOST
-            served.until_served("3", timeout_s=150)
+            served.until_served("3")
             late = [w for w in writes(plane, first) if w.at > stopped_at]
             assert late == []
             assert any(w.resource.startswith("deployments") for w in writes(plane, second))
@@ -65,19 +60,19 @@ def test_a_leader_that_was_stopped_in_a_rollout_writes_nothing_when_it_wakes(pla
 def test_a_leader_whose_calls_stall_ends_itself_before_another_leads(plane, client, served, namespace):
     """Nothing comes back from the API server, but the process itself runs on."""
     with TcpProxy(port_of(plane.url)) as proxy:
-        with OperatorProcess(plane, f"stalled-{namespace}", namespace, url=proxy.url) as old:
+        with OperatorProcess(plane, f"stalled-{namespace}", namespace, *FAST_LEASE, url=proxy.url) as old:
             old.wait_for("leading")
             served.create()
             served.until("Ready", "True")
             proxy.stall()
             served.roll_to("2")
-            with OperatorProcess(plane, f"next-{namespace}", namespace) as new:
+            with OperatorProcess(plane, f"next-{namespace}", namespace, *FAST_LEASE) as new:
                 assert old.wait() == LOST
                 ended_at = time.time()
                 new.wait_for("leading")
                 # What was stuck on the way arrives now, at an API server where somebody else leads.
                 proxy.flow()
-                served.until_served("2", timeout_s=150)
+                served.until_served("2")
             late = [w for w in writes(plane, f"stalled-{namespace}") if w.at > ended_at]
             assert late == []
 
@@ -91,7 +86,7 @@ def test_deleted_and_made_again_under_one_name_only_the_last_remains(plane, clie
             served.delete()
             client.until(served.path, lambda there: there is None)
         last = served.create()
-        served.until("Ready", "True", timeout_s=200)
+        served.until("Ready", "True")
         kinds = ("Deployment", "ReplicaSet", "ControllerRevision", "Service", "Secret", "NetworkPolicy", "Role")
         # The collector comes to the last of the old ones in its own time.
         for kind in kinds:
@@ -122,7 +117,40 @@ def test_watches_that_are_cut_while_pods_vanish_leave_no_ghosts(plane, client, s
             assert operator.status()["failures"].get("Defect", 0) == 0
 
 
-@pytest.mark.timeout(400)
+def test_a_watch_that_is_open_and_silent_ends_the_operator_and_the_next_one_hears_all(plane, served, namespace):
+    """Neither an end nor an error: the way to the API server swallows what was open, and lets new calls through."""
+    with TcpProxy(port_of(plane.url)) as proxy:
+        options = (
+            "--constant=handlers.SILENT_S=6",
+            "--resync-s=1",
+            "--lease-duration-s=80",
+            "--lease-deadline-s=60",
+            "--lease-call-s=8",
+        )
+        with OperatorProcess(plane, f"deaf-{namespace}", namespace, *options, url=proxy.url) as operator:
+            operator.wait_for("leading")
+            served.create()
+            served.until("Ready", "True")
+            # With watches that are heard, changes are no reason to end, for several times as long.
+            until = time.monotonic() + 14
+            while time.monotonic() < until:
+                touch(served)
+                assert operator.status()["state"] == "leading"
+                time.sleep(0.5)
+            assert proxy.swallow() > 5
+            touch(served)
+            assert operator.wait(60) == SILENT
+            assert f"the watch of modeldeployments is silent: no news of {namespace}/m" in operator.text()
+            operator.start()
+            operator.wait_for("leading")
+            served.roll_to("2")
+            served.until_served("2")
+
+
+def touch(served):
+    served.client.merge(served.path, {"metadata": {"labels": {"touched": str(time.monotonic_ns())}}})
+
+
 def test_an_api_server_that_starts_anew_over_a_compacted_etcd_leaves_no_ghosts(tools, tmp_path):
     """What a watch would go on from is no longer there: it is told so (410), and nobody of what was deleted."""
     with ControlPlane(tmp_path, kwok=True) as plane:
@@ -130,7 +158,7 @@ def test_an_api_server_that_starts_anew_over_a_compacted_etcd_leaves_no_ghosts(t
         plane.install_crd()
         plane.add_nodes(2)
         served = Served(client, "default")
-        with OperatorProcess(plane, "op", "default", "--resync-s=5", *PATIENT) as operator:
+        with OperatorProcess(plane, "op", "default", "--resync-s=5") as operator:
             operator.wait_for("leading")
             served.create(prefill={"replicas": 2}, decode={"replicas": 2})
             served.until("Ready", "True")
@@ -146,7 +174,7 @@ def test_an_api_server_that_starts_anew_over_a_compacted_etcd_leaves_no_ghosts(t
             client.until(served.path, lambda there: there["status"]["roles"]["decode"]["summary"] == "2/2")
             # What comes later is heard of too.
             served.roll_to("2")
-            served.until_served("2", timeout_s=200)
+            served.until_served("2")
             assert operator.status()["state"] == "leading"
 
 
@@ -154,7 +182,6 @@ def is_ready(pod):
     return condition(pod, "Ready").get("status") == "True"
 
 
-@pytest.mark.timeout(560)
 def test_killed_and_robbed_after_every_action_the_end_is_the_same(plane, served, namespace, tmp_path):
     """Each life of the operator carries out one action; then it dies, and somebody wipes status and annotations."""
     served.create(decode={"replicas": 2})

@@ -327,3 +327,12 @@ def test_warming_and_pending_pods_are_told_apart():
     )
     told = gather(seen, 3, False, 1000.0)
     assert (told.engines, told.warming, told.pending) == (1, 2, 1)
+
+
+def test_a_pod_that_was_given_back_and_is_still_there_is_not_given_back_again():
+    """The number is written first; until the Deployment has shrunk, the pod without a node is one too many already."""
+    pending = Pod("d2", "d2", PodRole.DECODE, "r", 0.0)
+    reports = [report("g0", 999.0, Load(), ("d0", "d1"))]
+    seen = observed([engine("d0"), engine("d1"), pending, gateway("g0")], reports)
+    assert gather(seen, 3, False, 1000.0).pending == 1
+    assert gather(seen, 2, False, 1000.0).pending == 0

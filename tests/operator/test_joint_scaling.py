@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from operator_cluster import PAGES, Cluster, manifest, with_tag
 
+from sluice_operator.actions import Delete, Remember, SetDecodeReplicas, Tell, WriteStatus
 from sluice_operator.names import PodRole
 
 pytestmark = pytest.mark.slow
@@ -61,6 +62,31 @@ def test_pods_that_find_no_node_are_given_back():
     assert cluster.spec["decode"]["replicas"] in (2, 3)
     assert cluster.engines()["decode", "A"] == 2
     assert cluster.broken == []
+
+
+def test_a_changed_number_is_told_with_its_inputs_by_the_same_plan_whatever_else_was_to_be_done():
+    """An action that turns out stale ends its plan there. The next one finds the number changed and nothing to tell."""
+    auto = {"maxReplicas": 6, "behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}}}
+    scaling = {"mode": "Auto", "auto": auto}
+    cluster = Cluster(
+        manifest(image=with_tag("A"), decode={"replicas": 3, "scaling": scaling}, gateway={"replicas": 1})
+    )
+    run(cluster, 120, 1900)
+    seen = []
+
+    def watched():
+        cluster.objects["ConfigMap", "m-decode-gone"] = {}
+        actions = cluster.plan()
+        if any(isinstance(action, SetDecodeReplicas) for action in actions):
+            seen.append([type(action) for action in actions])
+        cluster.step()
+
+    run(cluster, 300, 100, watched)
+    assert seen
+    for kinds in seen:
+        assert Delete in kinds
+        assert set(kinds[kinds.index(SetDecodeReplicas) + 1 :]) <= {Tell, WriteStatus, Remember}
+        assert WriteStatus in kinds
 
 
 @pytest.mark.parametrize("killed", [False, True])

@@ -8,9 +8,10 @@ from operator_cluster import manifest
 from sluice_operator.accept import parse
 from sluice_operator.api.enums import ConditionStatus
 from sluice_operator.api.spec import ModelDeploymentSpec
+from sluice_operator.api.status import MAX_MESSAGE, MAX_REASONS
 from sluice_operator.api.value import from_json
 from sluice_operator.names import PodRole
-from sluice_operator.node import read_node
+from sluice_operator.node import read_node, used_gpus
 from sluice_operator.observed import Node, Pod, Taint
 from sluice_operator.placement import place, requests_of, tolerates, why_not
 
@@ -104,6 +105,62 @@ def test_tolerations_and_selectors_of_the_template_count():
     assert why_not(blue, request) is None
 
 
+def with_pod(**pod):
+    template = {"spec": pod}
+    return spec({"computeMajor": [10]}, prefill={"template": template}, decode={"template": template})
+
+
+def test_who_tolerates_what_the_node_controller_taints_may_go_there():
+    """As the scheduler sees it: a cordoned node, or one that is not ready, has a taint like any other."""
+    anywhere = requests_of(with_pod(tolerations=[{"operator": "Exists"}]))[0]
+    assert why_not(POOLS["cordoned"], anywhere) is None
+    assert why_not(POOLS["down"], anywhere) is None
+    only_cordoned = [{"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}]
+    some = requests_of(with_pod(tolerations=only_cordoned))[0]
+    assert why_not(POOLS["cordoned"], some) is None
+    assert why_not(POOLS["down"], some).requirement == "node is Ready"
+
+
+def required(*terms):
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}}
+
+
+def expressions(*told):
+    return {"matchExpressions": [{"key": k, "operator": o, "values": list(v)} for k, o, *v in told]}
+
+
+@pytest.mark.parametrize(
+    ("terms", "matches"),
+    [
+        ([expressions(("pool", "In", "blue", "red"))], True),
+        ([expressions(("pool", "In", "red"))], False),
+        ([expressions(("pool", "NotIn", "red"), ("rank", "Gt", "2"))], True),
+        ([expressions(("rank", "Lt", "3"))], False),
+        ([expressions(("pool", "Exists"), ("other", "DoesNotExist"))], True),
+        ([expressions(("pool", "DoesNotExist"))], False),
+        ([expressions(("other", "NotIn", "x"))], True),
+        ([expressions(("other", "Gt", "1"))], False),
+        ([expressions(("pool", "In", "red")), expressions(("rank", "In", "3"))], True),
+        ([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}], True),
+        ([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["m"]}]}], False),
+    ],
+)
+def test_what_the_template_requires_of_nodes_counts_too(terms, matches):
+    request = requests_of(with_pod(affinity=required(*terms)))[0]
+    node = Node("n", {**POOLS["b200"].labels, "pool": "blue", "rank": "3"}, gpus=8)
+    refusal = why_not(node, request)
+    assert (refusal is None) is matches
+    assert matches or refusal.requirement == "node affinity of the template"
+
+
+def test_affinity_that_has_no_shape_is_not_judged():
+    """The API server refuses it: a condition says so, and nothing here may break on it."""
+    odd = [{"key": "a", "operator": []}]
+    shapes = (3, {"matchExpressions": [{}]}, {"matchExpressions": 4}, {"matchExpressions": odd}, {"matchFields": odd})
+    for affinity in ({"nodeAffinity": 3}, {"nodeAffinity": {}}, *(required(shape) for shape in shapes)):
+        assert why_not(POOLS["b200"], requests_of(with_pod(affinity=affinity))[0]) is None
+
+
 def test_tolerations_are_read_as_the_scheduler_reads_them():
     taint = Taint("k", "v", "NoSchedule")
     assert tolerates({"operator": "Exists"}, taint)
@@ -140,6 +197,22 @@ def test_the_schedulers_own_words_are_quoted():
     assert (blind.status, blind.reason) == (ConditionStatus.FALSE, "Unschedulable")
 
 
+def test_one_of_several_is_quoted_and_the_remedy_still_fits():
+    long = "0/16 nodes are available: " + "1 node(s) had untolerated taint {a: b}, " * 20
+    told = place(spec(), [POOLS["b200"]], [pending("short"), pending(long)])
+    assert f"Pod m-decode-1: {long[:200]}" in told.message
+    assert "short" not in told.message
+    assert "1 more in status.placement.reasons" in told.message
+    assert told.message.endswith("Free or add what it names.")
+    assert len(told.message) <= MAX_MESSAGE
+
+
+def test_the_schedulers_words_are_not_crowded_out_of_status():
+    told = place(spec({"computeMajor": [10]}), list(POOLS.values()), [pending("words")])
+    assert len(told.reasons) > MAX_REASONS
+    assert told.reasons[0] == "Pod m-decode-1: words"
+
+
 def test_without_a_right_to_see_nodes_nothing_is_claimed():
     assert place(spec(), None, ()).status is ConditionStatus.UNKNOWN
 
@@ -168,9 +241,22 @@ def test_an_engine_does_not_span_the_nodes_of_a_domain():
 
 
 def test_a_required_domain_without_labels_is_named():
+    """The scheduler takes no node without the label, not even for the first pod."""
     told = place(spec(domain("Required")), [POOLS["b200"]], ())
+    assert told.reason == "NoNodeMatches"
+    assert "node has the label nvidia.com/gpu.clique" in told.message
+    assert place(spec(domain("Preferred")), [POOLS["b200"]], ()).status is ConditionStatus.TRUE
+    with_one = place(spec(domain("Required")), [POOLS["b200"], POOLS["gb200"]], ())
+    assert (with_one.status, with_one.matching) == (ConditionStatus.TRUE, 1)
+
+
+def test_that_a_domain_can_never_hold_all_is_said_before_the_schedulers_words_for_it():
+    """The scheduler only says that pods do not match affinity; waiting or freeing GPUs would not help."""
+    small = [gpu_node(f"n{i}", 10, "NVIDIA-GB200", gpus=1, clique=f"c{i}") for i in range(2)]
+    words = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) didn't match pod affinity rules."
+    told = place(spec(domain("Required")), small, [pending(words)])
     assert told.reason == "DomainTooSmall"
-    assert "nvidia.com/gpu.clique" in told.message
+    assert any(words in reason for reason in told.reasons)
 
 
 def test_cpu_runs_anywhere_that_is_ready():
@@ -197,3 +283,23 @@ def test_nodes_are_read_as_the_api_tells_them_and_nonsense_is_a_bare_node():
     )
     assert node == Node("n", {MAJOR: "10"}, (Taint("k"),), ready=False, cordoned=True, gpus=8, free_gpus=5)
     assert read_node({"metadata": [], "spec": 3, "status": {"allocatable": "x", "conditions": [1]}}) == Node("")
+
+
+def asking(node, gpus, phase="Running", **spec):
+    limits = {"resources": {"limits": {"nvidia.com/gpu": gpus}}}
+    return {"kind": "Pod", "spec": {"nodeName": node, "containers": [limits], **spec}, "status": {"phase": phase}}
+
+
+def test_gpus_that_pods_have_are_counted_as_the_scheduler_counts_them():
+    start = {"resources": {"limits": {"nvidia.com/gpu": "4"}}}
+    sidecar = {"resources": {"limits": {"nvidia.com/gpu": "1"}}, "restartPolicy": "Always"}
+    pods = [
+        asking("a", "2"),
+        asking("a", "3", initContainers=[start]),
+        asking("b", "2", initContainers=[start, sidecar]),
+        asking("b", "8", phase="Succeeded"),
+        asking("", "8", phase="Pending"),
+        {"kind": "Pod", "spec": {"nodeName": "c", "containers": [{}, 3]}},
+        {"kind": "Pod"},
+    ]
+    assert used_gpus(pods) == {"a": 6, "b": 4, "c": 0}

@@ -115,6 +115,23 @@ def test_pods_meet_the_restricted_profile():
         assert not any("hostPath" in volume for volume in pod["volumes"])
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [("", 443), ("https://mirror.example", 443), ("http://mirror.example/hf", 80), ("http://10.0.0.7:8081", 8081)],
+)
+def test_a_model_of_the_hub_comes_from_where_it_is_said_to_and_policies_let_it(endpoint, port):
+    told = spec(model={"uri": "hf://owner/name@main"} | ({"hub": {"endpoint": endpoint}} if endpoint else {}))
+    for pod in (decode(told), RENDERER.gateway("m", told, "g")["spec"]):
+        (download,) = pod["initContainers"]
+        environment = {env["name"]: env.get("value") for env in download["env"]}
+        assert environment.get("HF_ENDPOINT", "") == endpoint
+        assert environment["HF_HUB_DISABLE_TELEMETRY"] == "1"
+    policies = {o["metadata"]["name"]: o["spec"] for o in standing(OWNER, told) if o["kind"] == "NetworkPolicy"}
+    for name, others in (("m-prefill", set()), ("m-decode", set()), ("m-gateway", {443, 6443})):
+        outside = [rule for rule in policies[name]["egress"] if "to" not in rule and rule["ports"][0]["port"] != 53]
+        assert {p["port"] for rule in outside for p in rule["ports"]} == {port} | others
+
+
 def test_grace_follows_from_the_drain_and_engines_get_no_token():
     pod = decode(drain={"timeoutSeconds": 100})
     assert pod["terminationGracePeriodSeconds"] == 115

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,12 +26,15 @@ class Refused(Exception):
 
 
 class ClusterClient:
-    """One connection a call. Paths as the API has them, e.g. /api/v1/namespaces/default/pods."""
+    """Paths as the API has them, e.g. /api/v1/namespaces/default/pods. Reads of one thread share a connection, for most
+    of what a test does is to ask again; whatever changes something has its own, and is sent once."""
 
     def __init__(self, url: str, ca: Path, certificate: Path, key: Path) -> None:
         self._address = urlsplit(url).netloc
         self._tls = ssl.create_default_context(cafile=str(ca))
         self._tls.load_cert_chain(str(certificate), str(key))
+        self._kept = threading.local()
+        self._open: set[http.client.HTTPSConnection] = set()
 
     def call(self, method: str, path: str, body: Any = None, content: str = "application/json") -> Any:
         """The JSON that came back. Raises Refused, OSError."""
@@ -64,7 +68,9 @@ class ClusterClient:
     def delete(self, path: str) -> None:
         self.call("DELETE", path)
 
-    def until(self, path: str, is_so: Callable[[Any], T], timeout_s: float = 60.0, accept: str = ANY) -> T:
+    def until(
+        self, path: str, is_so: Callable[[Any], T], timeout_s: float = 120.0, accept: str = ANY, every_s: float = 0.05
+    ) -> T:
         """Ask until `is_so` of what is there (None: nothing) is true, and return it; AssertionError with the last."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -72,22 +78,63 @@ class ClusterClient:
             if told := is_so(there):
                 return told
             assert time.monotonic() < deadline, f"{path} stayed {json.dumps(there)[:3000]}"
-            time.sleep(0.05)
+            time.sleep(every_s)
 
     def _call(self, method: str, path: str, body: Any, content: str, accept: str = ANY) -> bytes:
-        connection = http.client.HTTPSConnection(self._address, context=self._tls, timeout=CALL_S)
+        headers = {"Accept": accept} | ({"Content-Type": content} if body is not None else {})
+        data = None if body is None else json.dumps(body)
         try:
-            headers = {"Accept": accept} | ({"Content-Type": content} if body is not None else {})
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            answer = connection.getresponse()
-            told = answer.read()
+            code, told = self._read(path, headers) if method == "GET" else self._write(method, path, data, headers)
         except http.client.HTTPException as error:
             raise ConnectionError(f"{method} {path}: {error!r}") from error
+        if not 200 <= code < 300:
+            raise Refused(code, _message(told))
+        return told
+
+    def _write(self, method: str, path: str, data: str | None, headers: dict[str, str]) -> tuple[int, bytes]:
+        connection = self._connect()
+        try:
+            return _exchange(connection, method, path, data, headers)
         finally:
             connection.close()
-        if not 200 <= answer.status < 300:
-            raise Refused(answer.status, _message(told))
-        return told
+
+    def _read(self, path: str, headers: dict[str, str]) -> tuple[int, bytes]:
+        """Once more on a fresh connection, where the kept one has been closed meanwhile."""
+        kept: http.client.HTTPSConnection | None = getattr(self._kept, "connection", None)
+        if kept is not None:
+            try:
+                return _exchange(kept, "GET", path, None, headers)
+            except (OSError, http.client.HTTPException):
+                self._forget(kept)
+        fresh = self._kept.connection = self._connect()
+        self._open.add(fresh)
+        try:
+            return _exchange(fresh, "GET", path, None, headers)
+        except BaseException:
+            self._forget(fresh)
+            raise
+
+    def _connect(self) -> http.client.HTTPSConnection:
+        return http.client.HTTPSConnection(self._address, context=self._tls, timeout=CALL_S)
+
+    def _forget(self, connection: http.client.HTTPSConnection) -> None:
+        self._kept.connection = None
+        self._open.discard(connection)
+        connection.close()
+
+    def close(self) -> None:
+        """Of what all threads have kept; a later call of this thread connects again."""
+        self._kept.connection = None
+        while self._open:
+            self._open.pop().close()
+
+
+def _exchange(
+    connection: http.client.HTTPSConnection, method: str, path: str, data: str | None, headers: dict[str, str]
+) -> tuple[int, bytes]:
+    connection.request(method, path, data, headers)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
 
 
 def _message(body: bytes) -> str:

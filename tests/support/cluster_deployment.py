@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from cluster_client import ClusterClient
 from operator_cluster import manifest, with_tag
 
 from sluice_operator.api.crd import API_VERSION, KIND
 from sluice_operator.cluster import KINDS
-from sluice_operator.names import LABEL_DEPLOYMENT
+from sluice_operator.names import LABEL_DEPLOYMENT, READINESS_GATE
 
-READY_S = 90.0
+# Not how long it takes: when to stop waiting, on a machine that is busy with other things too.
+READY_S = 240.0
+T = TypeVar("T")
 
 
 class Served:
@@ -42,6 +44,13 @@ class Served:
         there = self.client.get(self.path)
         return condition(there, kind)
 
+    def status(self) -> Any:
+        return self.client.get(self.path)["status"]
+
+    def until_status(self, is_so: Callable[[Any], T], timeout_s: float = READY_S) -> T:
+        """What `is_so` says of the status, once that is true."""
+        return self.client.until(self.path, lambda there: is_so(there.get("status", {})), timeout_s)
+
     def until(self, kind: str, status: str, reason: str = "", timeout_s: float = READY_S) -> dict[str, str]:
         """The condition, once it is so for the present spec."""
 
@@ -60,6 +69,15 @@ class Served:
         wanted = {f"registry.local/sluice-engine:{tag}"}
         self.until_children("Pod", lambda pods: {image_of(pod) for pod in pods if is_engine(pod)} == wanted)
 
+    def until_quoted(self, words: str, timeout_s: float = READY_S) -> list[str]:
+        """What status quotes of the scheduler, once `words` are among it."""
+
+        def told(there: Any) -> list[str]:
+            reasons = there.get("status", {}).get("placement", {}).get("reasons", [])
+            return [reason for reason in reasons if words in reason]
+
+        return self.client.until(self.path, told, timeout_s)
+
     def children(self, *kinds: str) -> Iterator[Any]:
         for kind in kinds:
             query = f"?labelSelector={LABEL_DEPLOYMENT}={self.name}"
@@ -68,9 +86,15 @@ class Served:
     def engines(self) -> list[Any]:
         return [pod for pod in self.children("Pod") if is_engine(pod)]
 
-    def until_children(self, kind: str, is_so: Callable[[list[Any]], bool], timeout_s: float = READY_S) -> None:
+    def fail_readiness(self, pod: str) -> None:
+        """Its readiness probe fails from now on; kwok leaves a container alone whose readiness is not known."""
+        told = {"status": {"conditions": [{"type": "ContainersReady", "status": "Unknown"}]}}
+        path = f"{KINDS['Pod'].path(self.namespace, pod)}/status"
+        self.client.call("PATCH", path, told, "application/strategic-merge-patch+json")
+
+    def until_children(self, kind: str, is_so: Callable[[list[Any]], T], timeout_s: float = READY_S) -> T:
         path = f"{KINDS[kind].path(self.namespace)}?labelSelector={LABEL_DEPLOYMENT}={self.name}"
-        self.client.until(path, lambda there: is_so(there["items"]), timeout_s)
+        return self.client.until(path, lambda there: is_so(there["items"]), timeout_s)
 
 
 def condition(item: Any, kind: str) -> dict[str, str]:
@@ -87,6 +111,16 @@ def image_of(pod: Any) -> str:
 def is_engine(pod: Any) -> bool:
     """One that is not going."""
     return pod["metadata"]["labels"]["sluice.dev/role"] != "gateway" and not is_ending(pod)
+
+
+def is_scheduled(pod: Any) -> bool:
+    return bool(pod["spec"].get("nodeName"))
+
+
+def gate_of(pods: list[Any], name: str) -> str:
+    """Status of the readiness gate of the pod `name`; empty while nobody has written it."""
+    found = [pod for pod in pods if pod["metadata"]["name"] == name]
+    return condition(found[0], READINESS_GATE).get("status", "") if found else ""
 
 
 def is_ending(item: Any) -> bool:

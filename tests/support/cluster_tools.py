@@ -1,5 +1,5 @@
 """The control plane's binaries, built from Go modules that tests/cluster/modules pins; `python cluster_tools.py` builds
-what is missing (9 minutes cold, on 2 cores), `--if-go` says so and goes on where there is no Go.
+what is missing (9 minutes cold, on 2 cores) with the Go on PATH, or else the one in /usr/local/go.
 
 They lie outside the tree in ~/.cache/sluice-kind/bin, in a folder per module whose name changes with what is pinned.
 """
@@ -20,6 +20,9 @@ MODULES = Path(__file__).parent.parent / "cluster" / "modules"
 CACHE = Path.home() / ".cache" / "sluice-kind" / "bin"
 KUBERNETES_VERSION = "v1.34.0"
 BUILD_TIMEOUT_S = 3600.0
+USUAL_GO = Path("/usr/local/go/bin/go")
+
+NO_GO = f"there is no Go on PATH, nor {USUAL_GO}: install Go 1.26 (https://go.dev/dl), then `make cluster-tools`"
 
 _VERSION = "k8s.io/component-base/version"
 # As a module, Kubernetes does not know its own version, and an API server without one refuses CRDs.
@@ -75,22 +78,26 @@ def missing() -> list[Tool]:
     return [tool for tool in TOOLS.values() if not tool.path.exists()]
 
 
+def find_go() -> str | None:
+    return shutil.which("go") or (str(USUAL_GO) if os.access(USUAL_GO, os.X_OK) else None)
+
+
 def why_missing() -> str:
     """Empty when every binary is there, else what to do about it."""
     names = ", ".join(tool.name for tool in missing())
     if not names:
         return ""
-    remedy = "`make cluster-tools` builds them" if shutil.which("go") else "install Go 1.26, then `make cluster-tools`"
+    remedy = "`make cluster-tools` builds them" if find_go() else NO_GO
     return f"the test control plane lacks {names}: {remedy}"
 
 
-def build(tool: Tool) -> None:
+def build(tool: Tool, go: str) -> None:
     """Raises CalledProcessError with the compiler's words on stderr."""
     path = tool.path
     path.parent.mkdir(parents=True, exist_ok=True)
     # Another session may build the same: each has its own file, and the last one wins.
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
-    command = ["go", "build", "-trimpath", "-buildvcs=false", f"-ldflags=-s -w {tool.flags}", "-o", str(fresh)]
+    command = [go, "build", "-trimpath", "-buildvcs=false", f"-ldflags=-s -w {tool.flags}", "-o", str(fresh)]
     environment = os.environ | {"CGO_ENABLED": "0", "GOWORK": "off"}
     try:
         subprocess.run(
@@ -102,15 +109,14 @@ def build(tool: Tool) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--if-go", action="store_true", help="without Go, say what will be skipped and exit with 0")
-    options = parser.parse_args()
-    if missing() and not shutil.which("go"):
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    go = find_go()
+    if go is None and missing():
         print(why_missing(), file=sys.stderr)
-        return 0 if options.if_go else 1
+        return 1
     for tool in missing():
         began = time.monotonic()
-        build(tool)
+        build(tool, str(go))
         print(f"{tool.name} {time.monotonic() - began:.0f} s -> {tool.path}", flush=True)
     return 0
 

@@ -14,13 +14,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
+from audit_log import AuditLog, Request, policy
 from cluster_client import ClusterClient, Refused
 from cluster_tools import TOOLS
 from control_plane_pki import Authority
@@ -38,13 +37,8 @@ _LAUNCH = (
     "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execv(sys.argv[2], sys.argv[2:])"
 )
 
-# What changed nothing is of interest only by number: metadata is enough for that too.
-_AUDIT_POLICY = {
-    "apiVersion": "audit.k8s.io/v1",
-    "kind": "Policy",
-    "omitStages": ["RequestReceived"],
-    "rules": [{"level": "None", "nonResourceURLs": ["/readyz*", "/healthz*", "/livez*"]}, {"level": "Metadata"}],
-}
+# The user of scheduler, controllers and kwok; theirs is most of what is asked, and nobody wants to know of it.
+ITSELF = "control-plane"
 
 
 class ControlPlaneError(Exception):
@@ -53,24 +47,6 @@ class ControlPlaneError(Exception):
 
 class PortTaken(ControlPlaneError):
     """Somebody took a port between its choice and its use: worth another attempt."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A line of the audit log: who asked for what, and how it was answered."""
-
-    user: str
-    agent: str
-    verb: str
-    resource: str
-    namespace: str
-    name: str
-    code: int
-    at: float
-
-    @property
-    def writes(self) -> bool:
-        return self.verb not in ("get", "list", "watch")
 
 
 class ControlPlane:
@@ -82,9 +58,12 @@ class ControlPlane:
     def __init__(self, folder: Path, kwok: bool = False) -> None:
         self.folder, self.kwok = folder, kwok
         self.kubeconfig = folder / "kubeconfig"
+        self._own_kubeconfig = folder / f"kubeconfig-{ITSELF}"
         self.ready_after_s = 0.0
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ports: dict[str, int] = {}
+        self._client: ClusterClient | None = None
+        self._audit = AuditLog(folder / "audit.log")
 
     def __enter__(self) -> Self:
         began = time.monotonic()
@@ -114,8 +93,11 @@ class ControlPlane:
         return {name: process.pid for name, process in self._processes.items()}
 
     def client(self) -> ClusterClient:
-        """Of the administrator."""
-        return ClusterClient(self.url, self.folder / "ca.crt", self.folder / "admin.crt", self.folder / "admin.key")
+        """Of the administrator; closed with the control plane."""
+        if self._client is None:
+            pki = self.folder
+            self._client = ClusterClient(self.url, pki / "ca.crt", pki / "admin.crt", pki / "admin.key")
+        return self._client
 
     def kubectl(self, *words: str, stdin: str = "", fails: bool = False) -> str:
         """stdout, or both streams if it is meant to fail; AssertionError when it ends otherwise than expected."""
@@ -143,11 +125,9 @@ class ControlPlane:
         }
         self.kubectl("apply", "-f", "-", stdin=json.dumps(binding))
 
-    def requests(self) -> Iterator[Request]:
-        """Everything that was asked so far, in order of completion. Watches are told when they end."""
-        path = self.folder / "audit.log"
-        for line in path.read_text().splitlines() if path.exists() else ():
-            yield _request(json.loads(line))
+    def requests(self) -> Sequence[Request]:
+        """Everything that users asked so far, in order of completion. Watches are told when they end."""
+        return self._audit.requests()
 
     def end(self, name: str, sig: signal.Signals = signal.SIGKILL) -> None:
         """One process, by its pid, and wait until it is gone."""
@@ -174,8 +154,8 @@ class ControlPlane:
 
     def start_api(self) -> None:
         pki = self.folder
-        policy = self.folder / "audit-policy.yaml"
-        policy.write_text(yaml.safe_dump(_AUDIT_POLICY))
+        audited = self.folder / "audit-policy.yaml"
+        audited.write_text(yaml.safe_dump(policy(ITSELF)))
         self._run(
             "kube-apiserver",
             f"--etcd-servers=http://127.0.0.1:{self._ports['etcd']}",
@@ -198,8 +178,9 @@ class ControlPlane:
             "--service-cluster-ip-range=10.96.0.0/16",
             "--endpoint-reconciler-type=none",
             "--allow-privileged",
-            f"--audit-policy-file={policy}",
+            f"--audit-policy-file={audited}",
             f"--audit-log-path={self.folder / 'audit.log'}",
+            "--audit-log-maxsize=100000",  # MB: else it begins anew at 100
         )
         client = self.client()
         self._until("kube-apiserver", lambda: client.get_text("/readyz") == "ok")
@@ -207,7 +188,7 @@ class ControlPlane:
     def start_controllers(self) -> None:
         self._run(
             "kube-controller-manager",
-            f"--kubeconfig={self.kubeconfig}",
+            f"--kubeconfig={self._own_kubeconfig}",
             f"--service-account-private-key-file={self.folder / 'sa.key'}",
             f"--root-ca-file={self.folder / 'ca.crt'}",
             "--use-service-account-credentials",
@@ -217,11 +198,11 @@ class ControlPlane:
         )
 
     def start_scheduler(self) -> None:
-        self._run("kube-scheduler", f"--kubeconfig={self.kubeconfig}", "--secure-port=0", "--leader-elect=false")
+        self._run("kube-scheduler", f"--kubeconfig={self._own_kubeconfig}", "--secure-port=0", "--leader-elect=false")
 
     def start_kwok(self) -> None:
         # Addresses that are nobody's, should anything ever dial one.
-        where = [f"--kubeconfig={self.kubeconfig}", f"--config={STAGES}", "--cidr=240.0.0.1/16"]
+        where = [f"--kubeconfig={self._own_kubeconfig}", f"--config={STAGES}", "--cidr=240.0.0.1/16"]
         self._run("kwok", *where, "--manage-all-nodes=true")
 
     def restart_api(self) -> None:
@@ -255,6 +236,9 @@ class ControlPlane:
 
     def stop(self) -> None:
         """What was started last ends first; nothing is left behind."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
         while self._processes:
             name = next(reversed(self._processes))
             self.end(name)
@@ -281,9 +265,11 @@ class ControlPlane:
         self._authority = Authority(self.folder)
         self._authority.issue("server", "kube-apiserver")
         self._authority.issue("admin", "admin", "system:masters")
+        self._authority.issue(ITSELF, ITSELF, "system:masters")
         self._authority.issue("front-proxy", "front-proxy")
         self._authority.service_account_key()
         self.kubeconfig.write_text(json.dumps(self._kubeconfig("admin", self.url)))
+        self._own_kubeconfig.write_text(json.dumps(self._kubeconfig(ITSELF, self.url)))
 
     def _kubeconfig(self, user: str, url: str) -> dict[str, Any]:
         pki = self.folder
@@ -344,22 +330,3 @@ def _free_ports(*names: str) -> dict[str, int]:
     finally:
         for held in sockets:
             held.close()
-
-
-def _request(line: dict[str, Any]) -> Request:
-    about = line.get("objectRef", {})
-    resource = "/".join(part for part in (about.get("resource", ""), about.get("subresource", "")) if part)
-    return Request(
-        user=line["user"].get("username", ""),
-        agent=line.get("userAgent", ""),
-        verb=line["verb"],
-        resource=resource,
-        namespace=about.get("namespace", ""),
-        name=about.get("name", ""),
-        code=line.get("responseStatus", {}).get("code", 0),
-        at=_seconds(line["stageTimestamp"]),
-    )
-
-
-def _seconds(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()

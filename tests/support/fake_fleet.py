@@ -25,6 +25,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from sluice_engine.grpc_options import OPTIONS
 from sluice_operator.cluster import KINDS
 from sluice_operator.names import LABEL_DEPLOYMENT, LABEL_REVISION, LABEL_ROLE
 from sluice_operator.render import ports
@@ -186,7 +187,7 @@ class FakeFleet:
         meta, address = pod["metadata"], pod["status"]["podIP"]
         labels = meta["labels"]
         name, role, deployment = meta["name"], labels[LABEL_ROLE], labels[LABEL_DEPLOYMENT]
-        server = grpc.aio.server()
+        server = grpc.aio.server(options=OPTIONS)
         if role == "gateway":
             gateway = FakeGateway(name, deployment)
             self.on_gateway(gateway)

@@ -7,19 +7,21 @@ An engine that is ready is idle and routed to; one that was told to drain is emp
 from __future__ import annotations
 
 import argparse
+import copy
+import importlib
 import json
 import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-from sluice_operator.__main__ import main
+from sluice_operator import __main__ as operator_main
 from sluice_operator.apply import Applier
 from sluice_operator.fleet import Heard
 from sluice_operator.fleet_client import LiveFleet, plaintext
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.observed import EngineReport, GatewayReport, Load
+from sluice_operator.render.revision import StandardRenderer
 
 PAGES = 1000
 
@@ -78,15 +80,47 @@ def die_after(actions):
     Applier.obey = obeyed
 
 
-if __name__ == "__main__":
+class OtherDefaults(StandardRenderer):
+    """Of an operator that renders engines otherwise than ours does: another default, a field that it alone knows."""
+
+    def engine(self, name, spec, revision):
+        told = copy.deepcopy(super().engine(name, spec, revision))
+        for role in told.values():
+            pod = role["template"]["spec"]
+            pod["terminationGracePeriodSeconds"] += 30
+            pod["containers"][0]["env"].append({"name": "FROM_ANOTHER_VERSION", "value": "1"})
+        return told
+
+
+def run(arguments):
+    """The exit status of an operator with these arguments, ours among them."""
     options = argparse.ArgumentParser(allow_abbrev=False)
     options.add_argument("--die-after", type=int)
     options.add_argument("--world", type=Path, default=Path("/nowhere"))
     options.add_argument("--dial", type=Path, help="written by FakeFleet: pod address -> loopback address")
-    options.add_argument("--drained", type=Path, default=Path(tempfile.mkdtemp()) / "drained")
-    own, rest = options.parse_known_args()
+    options.add_argument("--drained", type=Path, required=True)
+    options.add_argument("--constant", action="append", default=[], help="MODULE.NAME=SECONDS, for waits of minutes")
+    options.add_argument("--other-defaults", action="store_true", help="an operator of another version")
+    own, rest = options.parse_known_args(arguments)
+    for told in own.constant:
+        set_constant(*told.split("="))
+    if own.other_defaults:
+        operator_main.StandardRenderer = OtherDefaults
     if own.die_after is not None:
         die_after(own.die_after)
-    if own.dial is not None:
-        sys.exit(main(rest, LiveFleet(plaintext, dialled(own.dial))))
-    sys.exit(main(rest, KwokFleet(own.world, own.drained)))
+    live = own.dial is not None
+    return operator_main.main(
+        rest, LiveFleet(plaintext, dialled(own.dial)) if live else KwokFleet(own.world, own.drained)
+    )
+
+
+def set_constant(path, seconds):
+    """Of a module that has it already: a name that is no constant any more is an error."""
+    module = importlib.import_module(f"sluice_operator.{path.rpartition('.')[0]}")
+    name = path.rpartition(".")[2]
+    assert isinstance(getattr(module, name), float), path
+    setattr(module, name, float(seconds))
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

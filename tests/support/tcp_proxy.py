@@ -46,6 +46,11 @@ class TcpProxy:
         """What had stalled goes on."""
         self._order(self._set(True))
 
+    def swallow(self) -> int:
+        """Nothing more comes through connections that are open now, and nobody is told; new ones are as ever. Returns
+        how many there are."""
+        return self._order(self._swallow())
+
     def _order(self, work):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
 
@@ -73,6 +78,12 @@ class TcpProxy:
         else:
             self._flows.clear()
 
+    async def _swallow(self) -> int:
+        self._flows.clear()
+        self._flows = asyncio.Event()
+        self._flows.set()
+        return len(self._writers) // 2
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         self._tasks.add(task)
@@ -83,8 +94,9 @@ class TcpProxy:
             self._tasks.discard(task)
             return
         self._writers |= {writer, far_writer}
+        flows = self._flows
         try:
-            await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+            await asyncio.gather(self._pump(reader, far_writer, flows), self._pump(far_reader, writer, flows))
         except OSError:
             pass
         finally:
@@ -93,10 +105,10 @@ class TcpProxy:
                 self._writers.discard(each)
             self._tasks.discard(task)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flows: asyncio.Event) -> None:
         """An end of one direction ends both: nobody here half-closes."""
         while data := await reader.read(65536):
-            await self._flows.wait()
+            await flows.wait()
             writer.write(data)
             await writer.drain()
         raise ConnectionResetError

@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nodes",
         type=Path,
         metavar="NODES",
-        help="nodes, as `kubectl get nodes -o yaml` prints them: adds the why-not table",
+        help="nodes, as `kubectl get nodes -o yaml` prints them: adds the why-not table; with their pods, as"
+        " `kubectl get nodes,pods -A -o yaml` does, it knows which GPUs are free",
     )
     parser.add_argument(
         "--from", dest="running", type=Path, metavar="OLD", help="the ModelDeployment that runs now: plan the rollout"
