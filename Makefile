@@ -44,11 +44,11 @@ check: $(LOCKED) ## format, lint, types, imports, generated files, fast tests
 	$(BIN)/mypy -p sluice_records -p sluice_protocol -p sluice_kernels -p sluice_engine -p sluice_prefill -p sluice_decode -p sluice_gateway -p sluice_operator -p sluice_faults -p sluice_harness -p sluice_cli
 	$(BIN)/lint-imports tools/house/layers.ini
 	$(GENERATE) --check
-	$(PYTEST) -q -m "not process and not slow" -n 2
+	$(PYTEST) -q -m "not process and not slow and not images" -n 2
 
 # What is missing is said first, not after all the rest.
 test: cluster-tools check ## `make check`, the tests that start processes and the slow ones, then `make cluster-test`
-	$(PYTEST) -q -m "(process or slow) and not cluster"
+	$(PYTEST) -q -m "(process or slow) and not cluster and not images" -n 2 --dist loadfile
 	$(CLUSTER_TEST)
 
 cluster-test: cluster-tools ## the operator, CRD and charts against a real API server
@@ -59,6 +59,12 @@ cluster-tools: $(LOCKED) ## build etcd, Kubernetes, kwok and helm for tests/clus
 
 e2e-scale: cluster-tools ## the operator with 300 ModelDeployments and 3,000 pods; prints times, CPU, requests
 	SLUICE_SCALE=300 $(PYTEST) -q -s tests/cluster/test_scale.py
+
+images: $(LOCKED) ## build the images with docker and say how large they are (BASE=sluice-base:bookworm needs no registry, CA_BUNDLE=FILE, TAG=dev)
+	$(BIN)/python images/build.py $(if $(BASE),--base $(BASE)) $(if $(CA_BUNDLE),--ca-bundle $(CA_BUNDLE)) --tag $(TAG)
+
+images-test: images ## build them and run each as the operator's pods do, under the restricted profile
+	SLUICE_IMAGES_TAG=$(TAG) SLUICE_IMAGES_BASE=$(BASE) SLUICE_IMAGES_CA_BUNDLE=$(CA_BUNDLE) $(PYTEST) -q -m images tests/images
 
 fmt: $(LOCKED) ## format and fix what can be fixed
 	$(BIN)/ruff format .
@@ -77,5 +83,6 @@ clean: ## remove the environment and the caches
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
 
 RESULTS ?= chaos.jsonl
+TAG ?= dev
 
-.PHONY: help setup up check test cluster-test cluster-tools e2e-scale fmt chaos proto lock clean
+.PHONY: help setup up check test cluster-test cluster-tools e2e-scale images images-test fmt chaos proto lock clean

@@ -10,6 +10,8 @@ import grpc
 import grpc.aio
 
 from sluice_engine.grpc_options import KEY_HEADER, OPTIONS
+from sluice_engine.tls.keeper import IdentityKeeper
+from sluice_engine.tls.server import interceptors
 
 # Probes have no key, and learn a word.
 OPEN_TO_ALL = "/grpc.health.v1.Health/"
@@ -38,5 +40,6 @@ async def _refuse_key(request_iterator: object, context: Any) -> None:
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{KEY_HEADER} is missing or wrong")
 
 
-def build_server(key: str) -> grpc.aio.Server:
-    return grpc.aio.server(interceptors=[KeyInterceptor(key)], options=OPTIONS)
+def build_server(key: str, identity: IdentityKeeper | None = None) -> grpc.aio.Server:
+    """Its port comes from `tls.server.bind`, with the same identity."""
+    return grpc.aio.server(interceptors=[KeyInterceptor(key), *interceptors(identity)], options=OPTIONS)

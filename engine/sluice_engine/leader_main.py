@@ -34,6 +34,8 @@ from sluice_engine.rank_server import RankServer
 from sluice_engine.sequence import Mode, SequenceSpec
 from sluice_engine.server import start_engine_server
 from sluice_engine.spec import EngineSpec, load_spec, resolve
+from sluice_engine.tls.keeper import IdentityKeeper
+from sluice_engine.tls.peers import Peer
 from sluice_engine.tracing import make_tracer
 from sluice_protocol.generate import EndReason, EngineHello
 from sluice_protocol.sampling import Sampling
@@ -85,6 +87,7 @@ class LeaderProcess:
         self._said_drained = self._exiting = False
         self._health = BoundedHealth()
         self.ranks = RankServer(1, self.leader.on_result, self.die, self._progress)
+        self.identity: IdentityKeeper | None = None
         self.transport: Transport | None = None
         self._servers: list[grpc.aio.Server] = []
 
@@ -105,17 +108,18 @@ class LeaderProcess:
         spec, leader = self.spec, self.leader
         await self.ranks.start(spec.socket_path)
         say("listening", socket=spec.socket_path)
+        identity = self.identity = IdentityKeeper(Path(spec.tls), Peer(spec.role)) if spec.tls else None
         if spec.has_transport:
             from sluice_engine.transport import Transport
 
             self.transport = Transport(
-                spec, self.resolved, leader, self.start_id, self._memory_fd, self.die, _want_fence
+                spec, self.resolved, leader, self.start_id, self._memory_fd, self.die, _want_fence, identity
             )
             await self.transport.start()
         await self.ranks.wait_ready()
         leader.ranks.extend(self.ranks.links)
         await warm_up(leader)
-        server, address = await start_engine_server(leader, self._hello, self._health, spec)
+        server, address = await start_engine_server(leader, self._hello, self._health, spec, identity)
         self._servers.append(server)
         settle_heap()
         say(
@@ -134,6 +138,9 @@ class LeaderProcess:
         """For ever, also while nothing happens."""
         loop = asyncio.get_running_loop()
         self.leader.look_after()
+        if self.identity is not None:
+            self.identity.look()
+            self.marks.identity(self.identity.describe())
         if self.leader.draining and self.leader.is_empty and not self._said_drained:
             self._said_drained = True
             say("drained")

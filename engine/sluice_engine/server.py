@@ -19,6 +19,8 @@ from sluice_engine.keyed_server import build_server
 from sluice_engine.leader import Leader
 from sluice_engine.publish import merge_batches
 from sluice_engine.spec import EngineSpec
+from sluice_engine.tls.keeper import IdentityKeeper
+from sluice_engine.tls.server import bind
 from sluice_protocol.codec import (
     MalformedMessage,
     decode_generate_request,
@@ -111,12 +113,16 @@ class EngineService(engine_pb2_grpc.EngineServicer):
 
 
 async def start_engine_server(
-    leader: Leader, hello: Callable[[], EngineHello], health: HealthServicer, spec: EngineSpec
+    leader: Leader,
+    hello: Callable[[], EngineHello],
+    health: HealthServicer,
+    spec: EngineSpec,
+    identity: IdentityKeeper | None = None,
 ) -> tuple[grpc.aio.Server, str]:
     """(server, address). Raises RuntimeError when the port is taken."""
-    server = build_server(spec.key)
+    server = build_server(spec.key, identity)
     engine_pb2_grpc.add_EngineServicer_to_server(EngineService(leader, hello), server)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    port = server.add_insecure_port(join(spec.host, spec.ports.engine))
+    port = bind(server, join(spec.host, spec.ports.engine), identity)
     await server.start()
     return server, join(spec.host, port)

@@ -64,7 +64,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     `model`: a directory as Hugging Face lays it out. `memory_bytes`: of all pools. `transport`: nixl | stream.
     `verify`: full | sample. `key`: shared by everything that one `sluice up` starts. `faults`: a directory to take
     orders from, where a fault package is installed (hooks.py). `otlp`: where traces go; see tracing.py. `drain_s`: what
-    runs may take so long once the engine drains, then it is given back.
+    runs may take so long once the engine drains, then it is given back. `tls`: a folder with tls.crt, tls.key and
+    ca.crt; without one gRPC is plain text.
     """
 
     role: Role
@@ -93,6 +94,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     log: LogFormat = LogFormat.HUMAN
     otlp: str = ""
     drain_s: float = 20.0
+    tls: str = ""
 
     @property
     def socket_path(self) -> str:

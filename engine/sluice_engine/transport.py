@@ -20,6 +20,7 @@ from sluice_engine.pool import Pools, map_pools
 from sluice_engine.sequence import Fenced, StrandingEnded
 from sluice_engine.spec import EngineSpec, ResolvedEngine
 from sluice_engine.step import PullSet
+from sluice_engine.tls.keeper import IdentityKeeper
 from sluice_engine.transfer.errors import TransferError
 from sluice_engine.transfer.link import SidecarLink, TransferLink
 from sluice_engine.transfer.local import LocalLink
@@ -59,11 +60,13 @@ class Transport:
         memory_fd: int,
         on_death: Callable[[Exception], None],
         on_fence_wanted: Callable[[str], None],
+        identity: IdentityKeeper | None = None,
     ) -> None:
         self.spec = spec
         self.resolved = resolved
         self.leader = leader
         self.source_address = ""
+        self._identity = identity
         self._start_id = start_id
         self._memory_fd = memory_fd
         self._on_death = on_death
@@ -86,15 +89,14 @@ class Transport:
         if self.spec.role is Role.PREFILL:
             # Kept: a gRPC server that nobody holds is shut down.
             read = self._read_records if self.spec.transport == "stream" else None
-            self._server = SourceServer(self._thread, self._hello, read)
+            self._server = SourceServer(self._thread, self._hello, read, self._identity)
             self.source_address = await self._thread.run(
                 self._server.start(self.spec.host, self.spec.key, self.spec.ports.source)
             )
         else:
             answer_s = max(MIN_ANSWER_S, self.spec.health.floor_s / 2)
-            client = LeaseClient(
-                self._thread, self.resolved.fingerprint, self.spec.key, self.attach, self._feed, answer_s
-            )
+            asks = (self.resolved.fingerprint, self.spec.key, self.attach, self._feed, answer_s, self._identity)
+            client = LeaseClient(self._thread, *asks)
             self.leader.rooms.leases = self._client = client
 
     def describe(self) -> dict[str, object]:

@@ -12,6 +12,7 @@ from typing import Any
 from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.names import PodRole, Verdict
 from sluice_operator.observed import Memory
+from sluice_operator.rotation import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +103,22 @@ class MarkRevision:
 
 @dataclass(frozen=True, slots=True)
 class EnsureSecret:
-    """Create what is random or signed, unless it exists: plan cannot, being pure. `role` None: the shared key."""
+    """Create the shared key, unless it exists: plan cannot, being pure."""
 
     name: str
-    role: PodRole | None
 
     def __str__(self) -> str:
-        return f"issue Secret {self.name}"
+        return f"make Secret {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Certify:
+    """Make or change the Secret of a CA or of a role, if it is as it was seen."""
+
+    step: Step
+
+    def __str__(self) -> str:
+        return str(self.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +172,7 @@ Action = (
     | Delete
     | MarkRevision
     | EnsureSecret
+    | Certify
     | SetDecodeReplicas
     | Tell
     | WriteStatus

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import logging
 import secrets
@@ -11,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sluice_operator import actions, certificates, names
+from sluice_operator import actions, certificates, keyring, names
 from sluice_operator.actions import Action
 from sluice_operator.api.crd import API_VERSION, KIND
 from sluice_operator.api.value import to_json
+from sluice_operator.certificates import AUTHORITIES, Authorities, NotOurs
 from sluice_operator.cluster import (
     APPLY,
     FIELD_MANAGER,
@@ -25,6 +25,7 @@ from sluice_operator.cluster import (
     Cluster,
     Conflict,
     Forbidden,
+    Invalid,
     NotFound,
 )
 from sluice_operator.fleet import Fleet
@@ -32,6 +33,7 @@ from sluice_operator.moments import rfc3339
 from sluice_operator.observe import OPTIONAL, Known
 from sluice_operator.observed import Child, Observed
 from sluice_operator.render.children import OwnerRef
+from sluice_operator.rotation import BeginRotation, FinishRotation, IssueLeaf, MakeAuthority, SetTrust, Step
 
 Object = dict[str, Any]
 KEY_BYTES = 32
@@ -90,6 +92,8 @@ class Applier:
                 await self.cluster.patch(path, MERGE, {"metadata": {"labels": labels}})
             case actions.EnsureSecret():
                 return await self._ensure_secret(action)
+            case actions.Certify():
+                return await self._certify(action)
             case actions.SetDecodeReplicas():
                 await self._set_decode_replicas(action)
             case actions.Tell():
@@ -169,33 +173,76 @@ class Applier:
         await self.cluster.patch(self._path("Pod", action.pod), MERGE, {"metadata": meta})
 
     async def _ensure_secret(self, action: actions.EnsureSecret) -> Outcome:
-        if action.role is None:
-            data = {"key": secrets.token_hex(KEY_BYTES).encode()}
-        else:
-            authority = await self._authority()
-            if authority is None:
-                return STALE
-            data = certificates.issue(authority, action.role.value, self.name, self.namespace).data()
-        return await self._create_secret(action.name, data)
+        return await self._write_secret(action.name, {"key": secrets.token_hex(KEY_BYTES).encode()}, "")
 
-    async def _authority(self) -> certificates.Issued | None:
-        """The CA of this ModelDeployment, made when it is first wanted. None: another look is needed."""
-        name = names.authority_secret(self.name)
-        there = await self.cluster.find(self._path("Secret", name))
-        if there is None:
-            made = certificates.new_authority(self.name, self.namespace)
-            done = await self._create_secret(name, made.data())
-            return None if done.stale else made
-        if not any(r["uid"] == self.uid for r in there["metadata"].get("ownerReferences", [])):
-            self.known.taken.add(("Secret", name))
-            return None
-        return certificates.Issued.read({key: base64.b64decode(value) for key, value in there["data"].items()})
+    async def _certify(self, action: actions.Certify) -> Outcome:
+        try:
+            return await self._carry_out(action.step)
+        except (Invalid, NotOurs) as error:  # somebody made it immutable, or changed it this moment
+            log.warning("%s/%s: %s: %s", self.namespace, self.name, action, error)
+            return IDLE
 
-    async def _create_secret(self, name: str, data: Mapping[str, bytes]) -> Outcome:
-        encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
+    async def _carry_out(self, step: Step) -> Outcome:
+        """Raises NotOurs for what has changed since it was read."""
+        match step:
+            case MakeAuthority():
+                made = certificates.new_authority(self.name, self.namespace, step.not_after)
+                return await self._write_authorities(Authorities(made), self.keyring.versions.get(self._authority, ""))
+            case BeginRotation():
+                there, version = await self._authorities()
+                if there.current.id != step.current or there.next is not None:
+                    return STALE
+                fresh = certificates.new_authority(self.name, self.namespace, step.not_after)
+                return await self._write_authorities(Authorities(there.current, fresh), version)
+            case FinishRotation():
+                there, version = await self._authorities()
+                if there.next is None or (there.current.id, there.next.id) != (step.current, step.next):
+                    return STALE
+                return await self._write_authorities(Authorities(there.next), version)
+            case IssueLeaf():
+                return await self._issue(step)
+            case SetTrust():
+                name = names.certificate_secret(self.name, step.role)
+                item = await self.cluster.get(self._path("Secret", name))
+                data = keyring.decode(item) | {AUTHORITIES: b"".join(self.keyring.bundle(step.trusted))}
+                return await self._write_secret(name, data, self.keyring.versions.get(name, ""))
+
+    async def _issue(self, step: IssueLeaf) -> Outcome:
+        there, _ = await self._authorities()
+        signer = there.by_id(step.signer)
+        if signer is None:
+            return STALE
+        known = {a.id: a.certificate for a in (there.current, there.next) if a is not None}
+        bundle = [known.get(id_) or self.keyring.bundle(frozenset({id_}))[0] for id_ in sorted(step.trusted)]
+        issued = certificates.issue(signer, bundle, step.role.value, self.name, self.namespace, step.not_after)
+        name = names.certificate_secret(self.name, step.role)
+        return await self._write_secret(name, issued.data(), self.keyring.versions.get(name, ""))
+
+    @property
+    def keyring(self) -> keyring.Keyring:
+        return self.known.keyring
+
+    @property
+    def _authority(self) -> str:
+        return names.authority_secret(self.name)
+
+    async def _authorities(self) -> tuple[Authorities, str]:
+        """With the resourceVersion. Raises NotFound, NotOurs."""
+        item = await self.cluster.get(self._path("Secret", self._authority))
+        return certificates.read_authorities(keyring.decode(item)), item["metadata"]["resourceVersion"]
+
+    async def _write_authorities(self, told: Authorities, version: str) -> Outcome:
+        return await self._write_secret(self._authority, told.data(), version)
+
+    async def _write_secret(self, name: str, data: Mapping[str, bytes], version: str) -> Outcome:
+        """`version`: as it was read; empty: there was none. Raises Conflict when it is another one now."""
         meta = self.owner.meta(name, names.base_labels(self.name))
-        body = {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": encoded}
-        await self.cluster.create(body)
+        body = {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "data": keyring.encode(data)}
+        self.known.secrets.discard(name)
+        if not version:
+            await self.cluster.create(body)
+        else:
+            await self.cluster.replace({**body, "metadata": {**meta, "resourceVersion": version}})
         return DONE
 
     async def _set_decode_replicas(self, action: actions.SetDecodeReplicas) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -104,6 +105,9 @@ class Cluster:
     def __init__(self, connection: Connection, timeout_s: float, before_write: Callable[[], None]) -> None:
         self.connection, self.timeout_s = connection, timeout_s
         self._before_write = before_write
+        # Since the start: by method, and by class of error.
+        self.requests: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
         self._session: aiohttp.ClientSession | None = None
 
@@ -161,6 +165,11 @@ class Cluster:
         path = KINDS[item["kind"]].path(item["metadata"]["namespace"])
         return await self.call("POST", path, item, query={"fieldManager": FIELD_MANAGER} | query)
 
+    async def replace(self, item: Object) -> Object:
+        """The whole of it. Raises Conflict if its resourceVersion is not that of `item`, NotFound if it has gone."""
+        path = KINDS[item["kind"]].path(item["metadata"]["namespace"], item["metadata"]["name"])
+        return await self.call("PUT", path, item, query={"fieldManager": FIELD_MANAGER})
+
     async def patch(self, path: str, content: str, body: Any, **query: str) -> Object:
         return await self.call("PATCH", path, body, content, {"fieldManager": FIELD_MANAGER} | query)
 
@@ -178,6 +187,16 @@ class Cluster:
         query: Mapping[str, str] | None = None,
     ) -> Object:
         """Raises Unreachable, Refused or one of its subclasses."""
+        self.requests[method] += 1
+        try:
+            return await self._call(method, path, body, content, query)
+        except ClusterError as error:
+            # That something is not there is an answer.
+            if not isinstance(error, NotFound):
+                self.errors[type(error).__name__] += 1
+            raise
+
+    async def _call(self, method: str, path: str, body: Any, content: str, query: Mapping[str, str] | None) -> Object:
         assert self._session is not None, "entered"
         headers = {"Accept": "application/json"}
         if body is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sluice_engine.address import split
+from sluice_engine.tls.identity import Identity
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.observed import EngineReport, GatewayReport, Load, Pod
 from sluice_protocol import fleet as told_by_gateways
@@ -17,12 +18,13 @@ from sluice_protocol import generate as told_by_engines
 @dataclass(frozen=True, slots=True)
 class Contact:
     """How the pods of one ModelDeployment are reached. `addresses`: pod -> IP address. `key`: what they all want to
-    see; empty while nobody knows it."""
+    see; empty while nobody knows it. `identity`: as whom the operator comes to them."""
 
     namespace: str
     name: str
     addresses: Mapping[str, str] = field(default_factory=dict)
     key: str = ""
+    identity: Identity | None = None
 
 
 @dataclass(frozen=True, slots=True)

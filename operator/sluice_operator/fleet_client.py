@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
@@ -18,6 +19,9 @@ import grpc.aio
 from sluice_engine.address import join
 from sluice_engine.grpc_options import KEY_HEADER, OPTIONS
 from sluice_engine.probe_client import NoAnswer, ask_json
+from sluice_engine.tls.client import open_channel
+from sluice_engine.tls.identity import Identity
+from sluice_engine.tls.peers import Peer
 from sluice_operator.fleet import Contact, Heard, asked_engines, asked_gateways, read_load, read_report, read_status
 from sluice_operator.names import PodRole
 from sluice_operator.observed import Load, Pod
@@ -36,29 +40,35 @@ _CHANNEL_OPTIONS: list[tuple[str, Any]] = [
     *OPTIONS,
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # No backoff, whatever its name: the time that one attempt to connect may take, handshake included.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1000),
 ]
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-Credentials = Callable[[Contact, PodRole], grpc.ChannelCredentials | None]
-"""What to prove to pods of a role, and what they have to prove; None: plaintext, the key alone."""
+Identify = Callable[[Contact], Identity | None]
+"""As whom to come to the pods of a deployment; None: in plain text, with the key alone."""
 
 Dial = Callable[[str, int], str]
 """IP address and port of a pod -> where to connect, host:port."""
 
 
-def plaintext(_contact: Contact, _role: PodRole) -> grpc.ChannelCredentials | None:
+def by_certificate(contact: Contact) -> Identity | None:
+    return contact.identity
+
+
+def plaintext(_contact: Contact) -> Identity | None:
     return None
 
 
 class LiveFleet:
     """Channels are kept while they are used."""
 
-    def __init__(self, credentials: Credentials = plaintext, dial: Dial = join, call_s: float = CALL_S) -> None:
-        self._credentials, self._dial, self._call_s = credentials, dial, call_s
-        self._channels: dict[str, tuple[grpc.aio.Channel, float]] = {}
+    def __init__(self, identify: Identify = by_certificate, dial: Dial = join, call_s: float = CALL_S) -> None:
+        self._identify, self._dial, self._call_s = identify, dial, call_s
+        self._channels: dict[str, _Kept] = {}
+        self._retired: list[_Kept] = []
         self._slots = asyncio.Semaphore(MAX_IN_FLIGHT)
 
     async def look(self, contact: Contact, pods: Iterable[Pod]) -> Heard:
@@ -90,8 +100,9 @@ class LiveFleet:
         await self._asked(f"drain of {pod.name}", ask())
 
     async def close(self) -> None:
-        channels = [channel for channel, _ in self._channels.values()]
+        channels = [kept.channel for kept in (*self._channels.values(), *self._retired)]
         self._channels.clear()
+        self._retired.clear()
         await asyncio.gather(*(channel.close(None) for channel in channels), return_exceptions=True)
 
     # -- one call each ------------------------------------------------------------------------------------------------
@@ -145,20 +156,33 @@ class LiveFleet:
     # -- channels -----------------------------------------------------------------------------------------------------
 
     def _channel(self, contact: Contact, role: PodRole, address: str) -> grpc.aio.Channel:
-        channel = self._channels[address][0] if address in self._channels else None
-        if channel is None:
-            channel = open_channel(address, self._credentials(contact, role))
-        self._channels[address] = channel, time.monotonic()
-        return channel
+        """A new one when our certificate is another: pods believe the old one no longer than they have to."""
+        identity, now = self._identify(contact), time.monotonic()
+        kept = self._channels.get(address)
+        if kept is None or kept.identity is not identity:
+            if kept is not None:
+                self._retired.append(kept)
+            channel = open_channel(address, Peer(role.value), identity, _CHANNEL_OPTIONS)
+            kept = self._channels[address] = _Kept(channel, identity, now)
+        kept.used_at = now
+        return kept.channel
 
     async def _close_unused(self) -> None:
-        now = time.monotonic()
-        for address in [a for a, (_, used_at) in self._channels.items() if now - used_at > UNUSED_S]:
-            channel, _ = self._channels.pop(address)
-            await channel.close(None)
+        """Calls end within `call_s`, so nothing runs on what was not used for so long."""
+        then = time.monotonic() - UNUSED_S
+        old = [address for address, kept in self._channels.items() if kept.used_at < then]
+        unused = [self._channels.pop(address) for address in old] + [
+            kept for kept in self._retired if kept.used_at < then
+        ]
+        self._retired = [kept for kept in self._retired if kept.used_at >= then]
+        for kept in unused:
+            await kept.channel.close(None)
 
 
-def open_channel(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
-    if credentials is None:
-        return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
+@dataclass(slots=True)
+class _Kept:
+    """`used_at`: monotonic seconds."""
+
+    channel: grpc.aio.Channel
+    identity: Identity | None
+    used_at: float

@@ -16,6 +16,7 @@ from sluice_operator.api.value import Invalid as InvalidValue
 from sluice_operator.api.value import from_json
 from sluice_operator.cluster import KINDS, Cluster, Conflict, Forbidden, Invalid, NotFound
 from sluice_operator.fleet import Contact, Fleet, Heard
+from sluice_operator.keyring import Keyring
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.node import read_node
 from sluice_operator.observed import Child, Memory, Node, Observed, Owner, Pod, Workload
@@ -52,6 +53,7 @@ class Known:
 
     uid: str
     memory: Memory
+    keyring: Keyring
     taken: set[tuple[str, str]] = field(default_factory=set)
     secrets: set[str] = field(default_factory=set)
     absent: set[str] = field(default_factory=set)
@@ -75,8 +77,10 @@ class Observer:
         found += await self._taken(namespace, known)
         children = tuple(read_child(child, name, uid) for child in found if child["kind"] not in ("Pod", "ReplicaSet"))
         pods, addresses = _our_pods(found, children, uid)
-        known.contact = Contact(namespace, name, addresses, known.contact.key or await self._key(item))
-        heard = await self.fleet.look(known.contact, pods) if known.contact.key else Heard()
+        strangers = await self._read_secrets(meta, known)
+        key, identity = known.contact.key or await self._key(item), known.keyring.identity()
+        known.contact = Contact(namespace, name, addresses, key, identity)
+        heard = await self.fleet.look(known.contact, pods) if key and identity is not None else Heard()
         workloads = [read_workload(c.object) for c in children if c.kind == "Deployment" and c.owner is Owner.OURS]
         revisions = (c.object for c in children if c.kind == "ControllerRevision" and c.owner is Owner.OURS)
         seen = Observed(
@@ -91,11 +95,12 @@ class Observer:
             revisions=tuple(read_revision(revision) for revision in revisions),
             gateways=heard.reports,
             nodes=await self.nodes(),
-            children=children,
+            children=(*children, *strangers),
+            secrets=frozenset(known.secrets),
+            certificates=known.keyring.seen(),
         )
         if spec is None:
             return seen
-        seen = await self._with_secrets(seen, known)
         return replace(seen, dry_run=await self._dry_run(seen, spec, known))
 
     async def nodes(self) -> tuple[Node, ...] | None:
@@ -143,21 +148,24 @@ class Observer:
                 found.append({"kind": kind, **item})
         return found
 
-    async def _with_secrets(self, seen: Observed, known: Known) -> Observed:
-        """By name, for we may not list them."""
+    async def _read_secrets(self, meta: Object, known: Known) -> list[Child]:
+        """By name, for we may not list them: those that are somebody else's. Ours are in the keyring then."""
         strangers: list[Child] = []
-        for name in names.secrets(seen.name):
+        for name in names.secrets(meta["name"]):
             if name in known.secrets:
                 continue
-            item = await self.cluster.find(KINDS["Secret"].path(seen.namespace, name))
+            item = await self.cluster.find(KINDS["Secret"].path(meta["namespace"], name))
             if item is None:
+                known.keyring.forget(name)
                 continue
-            child = read_child({"kind": "Secret"} | item, seen.name, seen.uid)
+            child = read_child({"kind": "Secret"} | item, meta["name"], meta["uid"])
             if child.owner is Owner.OURS:
                 known.secrets.add(name)
+                known.keyring.read(item)
             else:
+                known.keyring.forget(name)
                 strangers.append(replace(child, object={}))
-        return replace(seen, secrets=frozenset(known.secrets), children=(*seen.children, *strangers))
+        return strangers
 
     async def _dry_run(self, seen: Observed, spec: ModelDeploymentSpec, known: Known) -> str:
         """What the API server says against pod templates that it has not seen yet."""

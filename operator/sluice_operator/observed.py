@@ -13,6 +13,7 @@ from typing import Any
 
 from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.names import PodRole, Verdict
+from sluice_operator.rotation import SeenCertificates
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Observed:
-    """`nodes` None: no right to see them. `secrets`: names of those that exist. `dry_run`: what a server-side dry run
+    """`nodes` None: no right to see them. `secrets`: names of those that exist and are
+    ours. `certificates`: what they hold. `dry_run`: what a server-side dry run
     of the children said against the template, empty if nothing."""
 
     namespace: str
@@ -229,6 +231,7 @@ class Observed:
     nodes: tuple[Node, ...] | None = None
     children: tuple[Child, ...] = ()
     secrets: frozenset[str] = frozenset()
+    certificates: SeenCertificates = field(default_factory=SeenCertificates)
     dry_run: str = ""
 
     @cached_property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sluice_operator.accept import parse
-from sluice_operator.actions import Apply, EnsureSecret
+from sluice_operator.actions import Apply, Certify, EnsureSecret
 from sluice_operator.api.enums import ConditionStatus
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import Invalid, from_json
@@ -70,7 +70,7 @@ def _first_steps(namespace: str, name: str, spec: ModelDeploymentSpec, control_i
     renderer = StandardRenderer(control_image)
     revision = revision_hash(spec)
     for action in plan(spec, observed, 0.0, renderer):
-        if isinstance(action, Apply | EnsureSecret):
+        if isinstance(action, Apply | EnsureSecret | Certify):
             yield str(action)
     data, owner = renderer.engine(name, spec, revision), OwnerRef(namespace, name, "")
     for role in ENGINE_ROLES:

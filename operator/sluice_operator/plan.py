@@ -16,6 +16,7 @@ from sluice_operator.accept import Objection
 from sluice_operator.actions import (
     Action,
     Apply,
+    Certify,
     Delete,
     EnsureSecret,
     MarkRevision,
@@ -49,9 +50,11 @@ from sluice_operator.render.children import (
 )
 from sluice_operator.render.revision import Renderer, gateway_hash, revision_hash, role_data
 from sluice_operator.rollout import Group, Grow, RolloutView, Shrink, Target
+from sluice_operator.rotation import Lives, rotate
 from sluice_operator.status import Scaled, all_incidents, build, is_load_only, must_write
 
 Object = Mapping[str, Any]
+LIVES = Lives()
 Parsed = ModelDeploymentSpec | tuple[Objection, ...]
 
 
@@ -82,10 +85,11 @@ class _Plan:
         scaled = self._scaled(spec, view, target)
         found = self._findings(spec, view, target)
         if spec.paused:
-            return (*self._upkeep(), *self._told(found, None))
+            return (*self._upkeep(), *self._kept_certified(), *self._told(found, None))
         return (
             *self._upkeep(),
             *self._secrets(),
+            *self._certified(),
             *self._standing(),
             *self._gateway(spec),
             *self._revisions(spec, wanted, target, view),
@@ -109,7 +113,7 @@ class _Plan:
             self.observed, self.now, self.spec, {role: running[role] for role in PodRole}, target, objection,
             incident_times=self._incident_times(),
         )  # fmt: skip
-        return (*self._upkeep(), *self._events(), *self._told(found, None))
+        return (*self._upkeep(), *self._kept_certified(), *self._events(), *self._told(found, None))
 
     # -- what is found ------------------------------------------------------------------------------------------------
 
@@ -203,10 +207,16 @@ class _Plan:
             yield from drain.open_new(self.observed.members(role))
 
     def _secrets(self) -> Iterable[Action]:
-        name = self.owner.name
-        wanted: list[tuple[str, PodRole | None]] = [(names.key_secret(name), None)]
-        wanted += [(names.certificate_secret(name, role), role) for role in PodRole]
-        return (EnsureSecret(secret, role) for secret, role in wanted if secret not in self.observed.secrets)
+        key = names.key_secret(self.owner.name)
+        return () if key in self.observed.secrets else (EnsureSecret(key),)
+
+    def _certified(self) -> Iterable[Action]:
+        return (Certify(step) for step in rotate(self.observed.certificates, self.now, LIVES))
+
+    def _kept_certified(self) -> Iterable[Action]:
+        """Where nothing else may change: what runs must not run out. Somebody else's Secret is left alone."""
+        is_strange = any(c.kind == "Secret" and c.owner is not Owner.OURS for c in self.observed.children)
+        return () if is_strange or not self.observed.certificates.leaves else self._certified()
 
     def _standing(self) -> Iterable[Action]:
         return (Apply(item) for item in self.standing if not self._is_there(item))

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sluice_operator import metrics
+
 REQUEST_S = 5.0
 
 
@@ -20,7 +22,9 @@ class Answer:
 
 
 class Probes:
-    """`/livez` is 503 while there is a problem; `/status` tells the facts. Port 0: the system picks one."""
+    """`/livez` is 503 while there is a problem; `/status` tells the facts, `/metrics` those that are numbers.
+
+    Port 0: the system picks one."""
 
     def __init__(self, ask: Callable[[], Answer]) -> None:
         self._ask = ask
@@ -55,10 +59,13 @@ class Probes:
             return _response(503, told.problem + "\n") if told.problem else _response(200, "ok\n")
         if path == "/status":
             return _response(200, json.dumps(told.facts) + "\n")
-        return _response(404, "/livez, /status\n")
+        if path == "/metrics":
+            return _response(200, metrics.exposition(told.facts).decode(), "text/plain; version=0.0.4; charset=utf-8")
+        return _response(404, "/livez, /status, /metrics\n")
 
 
-def _response(code: int, text: str) -> bytes:
+def _response(code: int, text: str, content: str = "text/plain") -> bytes:
     reason = {200: "OK", 404: "Not Found", 503: "Service Unavailable"}[code]
     body = text.encode()
-    return f"HTTP/1.1 {code} {reason}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
+    head = f"HTTP/1.1 {code} {reason}\r\nContent-Type: {content}\r\nContent-Length: {len(body)}\r\nConnection: close"
+    return f"{head}\r\n\r\n".encode() + body

@@ -185,6 +185,44 @@ def tell(reason: Reason, detail: str = "") -> str:
 
 
 def render_table() -> str:
-    """Markdown: the troubleshooting table of docs/kubernetes.md."""
+    """Markdown: the table of docs/modeldeployment.md."""
     rows = [f"| `{r}` | {e.conditions} | {e.meaning} | {e.remedy or '-'} |" for r, e in REASONS.items()]
     return "\n".join(["| reason | condition | meaning | what to do |", "| --- | --- | --- | --- |", *rows]) + "\n"
+
+
+# Order of the links, then what is told beside them; a command that shows more.
+_SECTIONS: Mapping[str, str] = {
+    "Accepted": "kubectl describe mdep NAME",
+    "Placed": "kubectl get mdep NAME -o jsonpath='{.status.placement}'",
+    _ENGINES: "kubectl get pods -l sluice.dev/deployment=NAME -L sluice.dev/role",
+    "Routable": "kubectl logs -l sluice.dev/deployment=NAME,sluice.dev/role=gateway",
+    "Progressing": "kubectl get controllerrevisions -l sluice.dev/deployment=NAME --show-labels",
+    "Degraded": "kubectl get mdep NAME -o jsonpath='{.status.incidents}'",
+    "Ready": "kubectl get mdep NAME",
+}
+_TROUBLE = """\
+# Troubleshooting by reason
+
+<!-- Generated from operator/sluice_operator/reasons.py by tools/house/generate.py (`make proto`). -->
+
+`kubectl get mdep` shows as REASON the first of Accepted, Placed, PrefillReady, DecodeReady, GatewayReady and Routable
+that is not True: look there first, the later ones follow from it. `kubectl describe mdep NAME` has the message: what,
+where, what to do. Reasons of engines that died or are wedged: [health.md](../health.md#what-to-do-for-each-reason).
+"""
+
+
+def render_troubleshooting() -> str:
+    """Markdown: docs/kubernetes/troubleshooting.md, a table per condition, or per three that share their reasons."""
+    parts = [_TROUBLE]
+    for conditions, command in _SECTIONS.items():
+        met = set(conditions.split(", "))
+        rows = [(reason, entry) for reason, entry in REASONS.items() if met & set(entry.conditions.split(", "))]
+        parts += [
+            f"## {conditions}\n",
+            f"```sh\n{command}\n```\n",
+            "| reason | meaning | what to do |",
+            "| --- | --- | --- |",
+        ]
+        parts += [f"| `{reason}` | {entry.meaning} | {entry.remedy or '-'} |" for reason, entry in rows]
+        parts.append("")
+    return "\n".join(parts)

@@ -18,6 +18,7 @@ from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.apply import Applier
 from sluice_operator.cluster import KINDS, Cluster, ClusterError
 from sluice_operator.fleet import Fleet
+from sluice_operator.keyring import Keyring
 from sluice_operator.observe import Known, Observer
 from sluice_operator.plan import first_memory, plan
 from sluice_operator.render.revision import Renderer
@@ -32,12 +33,15 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Counts:
-    """Since the start; `slowest_s`: of one reconcile."""
+    """Since the start; `slowest_s`: of one reconcile, `took_s`: of all. `looked_at`: of the last full listing, by
+    time.monotonic."""
 
     reconciles: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     actions: Counter[str] = field(default_factory=Counter)
     slowest_s: float = 0.0
+    took_s: float = 0.0
+    looked_at: float | None = None
 
 
 class Reconciler:
@@ -60,6 +64,7 @@ class Reconciler:
             except ClusterError as error:
                 log.warning("resync: %s", error)
             else:
+                self.counts.looked_at = time.monotonic()
                 items = [item for part in lists for item in part]
                 versions = {_key(item): int(item["metadata"]["resourceVersion"]) for item in items}
                 compare(versions)
@@ -93,7 +98,9 @@ class Reconciler:
             else:
                 self.work.done(key, again_s)
             self.counts.reconciles += 1
-            self.counts.slowest_s = max(self.counts.slowest_s, time.monotonic() - began)
+            took_s = time.monotonic() - began
+            self.counts.took_s += took_s
+            self.counts.slowest_s = max(self.counts.slowest_s, took_s)
 
     async def reconcile(self, key: Key) -> float | None:
         """Seconds to the next look; None: it is gone. Raises ClusterError."""
@@ -104,7 +111,8 @@ class Reconciler:
             return None
         known = self._known.get(key)
         if known is None or known.uid != item["metadata"]["uid"]:
-            known = self._known[key] = Known(item["metadata"]["uid"], first_memory(time.time()))
+            fresh = first_memory(time.time())
+            known = self._known[key] = Known(item["metadata"]["uid"], fresh, Keyring(namespace, name))
         parsed = parse(name, item.get("spec"))
         spec = parsed if isinstance(parsed, ModelDeploymentSpec) else None
         observed = await self.observer.observe(item, spec, known)

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import signal
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -115,11 +116,17 @@ class Operator:
         facts = {
             "state": self.state,
             "identity": self.options.identity,
+            "lease_age_s": None if self.leadership.held_at is None else round(self.leadership.age, 3),
             "queue": self.work.depth,
+            "queue_age_s": round(self.work.lateness, 3),
+            "last_look_s": None if counts.looked_at is None else round(time.monotonic() - counts.looked_at, 3),
             "reconciles": counts.reconciles,
             "failures": dict(counts.failures),
             "actions": dict(counts.actions),
+            "reconcile_s": round(counts.took_s, 3),
             "slowest_reconcile_s": round(counts.slowest_s, 3),
+            "requests": dict(self.cluster.requests + self.lease_cluster.requests),
+            "errors": dict(self.cluster.errors + self.lease_cluster.errors),
         }
         return Answer(problem, facts)
 

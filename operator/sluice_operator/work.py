@@ -74,6 +74,12 @@ class Work:
         """Keys that wait, due or not, and those that workers have."""
         return len(self._due) + len(self._running)
 
+    @property
+    def lateness(self) -> float:
+        """Seconds that the oldest key has been due without a worker to take it; 0.0 when none is."""
+        waiting = [due for key, due in self._due.items() if key not in self._running]
+        return max(0.0, self.clock() - min(waiting)) if waiting else 0.0
+
     def _next(self) -> tuple[Key | None, float | None]:
         """(a key, None), or (None, seconds to wait; None: for news)."""
         held: list[tuple[float, int, Key]] = []

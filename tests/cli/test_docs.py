@@ -15,8 +15,10 @@ from sluice_engine.health.status import debug_routes, probe_routes
 from sluice_engine.health.watched import GATEWAY_ROWS, Reason
 
 ROOT = Path(__file__).resolve().parents[2]
-MINE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md", "docs/gateway.md", "docs/health.md")
-DOCUMENTS = [ROOT / name for name in MINE] + sorted((ROOT / "docs" / "adr").glob("*.md"))
+MINE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md", "docs/gateway.md", "docs/health.md",
+        "docs/kubernetes.md", "charts/sluice/README.md")  # fmt: skip
+DOCUMENTS = [ROOT / name for name in MINE]
+DOCUMENTS += [path for folder in ("adr", "kubernetes") for path in sorted((ROOT / "docs" / folder).glob("*.md"))]
 
 
 def anchors(document: Path) -> set[str]:

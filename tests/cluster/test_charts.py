@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
 from cluster_deployment import Served
+from network_policy import Address, Pod, allows
+from operator_cluster import manifest
 from operator_process import OperatorProcess
 
 from charts import CHARTS, GOLDEN, IMAGE, VARIANTS, helm, objects, render
 from sluice_operator.__main__ import parser
+from sluice_operator.api.spec import ModelDeploymentSpec
+from sluice_operator.api.value import from_json
 from sluice_operator.cluster import KINDS
-from sluice_operator.names import OPERATOR_LABELS
+from sluice_operator.names import OPERATOR_LABELS, PodRole, role_labels
+from sluice_operator.render import ports
+from sluice_operator.render.children import OwnerRef, standing
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
@@ -50,6 +57,8 @@ def test_they_render_as_was_agreed(variant):
         (("--set", "resyncSeconds=1"), "resyncSeconds"),
         (("--set", "image.pullPolicy=Sometimes"), "pullPolicy"),
         (("--set", "webhook.enabled=true"), "webhook"),
+        (("--set", "networkPolicy.apiServerPorts={0}"), "apiServerPorts"),
+        (("--set", "monitoring.dashboards=yes"), "dashboards"),
     ],
 )
 def test_values_that_make_no_sense_are_refused_by_name(values, words):
@@ -82,7 +91,7 @@ def test_nobody_is_given_more_than_is_used(variant):
         assert not {"escalate", "bind", "impersonate"} & set(words)
         assert not {"pods/exec", "pods/attach", "pods/portforward", "nodes/proxy"} & set(words)
         if "secrets" in rule["resources"]:
-            assert set(rule["verbs"]) == {"get", "create"}
+            assert set(rule["verbs"]) == {"get", "create", "update"}
         if "nodes" in rule["resources"]:
             assert rule["verbs"] == ["list"]
 
@@ -100,6 +109,41 @@ def test_the_operator_takes_the_arguments_that_it_is_given_and_policies_let_it_t
         args = parser().parse_args(pod["spec"]["containers"][0]["args"])
         assert args.control_image == pod["spec"]["containers"][0]["image"]
         assert OPERATOR_LABELS.items() <= pod["metadata"]["labels"].items()
+
+
+OPERATOR_MAY = {
+    "prefill": {ports.ENGINE, ports.PROBE},  # PROBE: the supervisor of an engine that does not answer
+    "decode": {ports.ENGINE, ports.PROBE},
+    "gateway": {ports.CONTROL},
+    "api server": {443, 6443},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_operators_own_policy_lets_it_reach_pods_and_api_server_and_nothing_else(variant):
+    made = objects(*VARIANTS[variant])
+    rules = [item for item in made if item["kind"] == "NetworkPolicy"]
+    deployment = next(item for item in made if item["kind"] == "Deployment")
+    operator = Pod("sluice", deployment["spec"]["template"]["metadata"]["labels"])
+    others = {role.value: Pod("elsewhere", role_labels("m", role)) for role in PodRole}
+    others |= {"api server": Address("172.18.0.3"), "stranger": Pod("sluice", {"app": "x"})}
+    known = {22, 53, 80, 443, 6443, 8080, *(v for v in vars(ports).values() if isinstance(v, int))}
+    for whom, target in others.items():
+        for port in known:
+            # Name servers may be anywhere, and so may the API server.
+            wanted = port in OPERATOR_MAY.get(whom, set()) | {53} | OPERATOR_MAY["api server"]
+            assert allows(rules, operator, target, port, "TCP") is wanted, (whom, port)
+            assert allows(rules, operator, target, port, "UDP") is (port == 53), (whom, port)
+            assert allows(rules, target, operator, port, "TCP") is (port == 8080), (whom, port)
+    for role in PodRole:
+        policies = [p for p in network_policies_of("elsewhere") if p["metadata"]["name"] == f"m-{role}"]
+        for port in OPERATOR_MAY[role.value]:
+            assert allows([*rules, *policies], operator, others[role.value], port, "TCP"), (role, port)
+
+
+def network_policies_of(namespace):
+    spec = from_json(ModelDeploymentSpec, manifest(), "spec")
+    return [item for item in standing(OwnerRef(namespace, "m", "u"), spec) if item["kind"] == "NetworkPolicy"]
 
 
 def test_with_the_charts_rights_alone_all_works_in_a_restricted_namespace(plane, client, namespace, nodes, crd):
@@ -158,3 +202,61 @@ def test_they_come_and_go_in_either_order_and_deployments_outlive_both(bare_plan
     client.until(served.path, lambda there: there is None)
     run("uninstall", "sluice")
     run("uninstall", "crds")
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_helms_test_is_a_pod_that_a_restricted_namespace_takes_and_its_end_is_what_helm_says(
+    plane, client, namespace, nodes, phase
+):
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    client.merge(f"/api/v1/namespaces/{namespace}", {"metadata": {"labels": label}})
+
+    def run(*words, fails=False):
+        return helm(*words, f"--namespace={namespace}", kubeconfig=plane.kubeconfig, fails=fails)
+
+    run("install", "sluice", str(CHARTS / "sluice"), *IMAGE)
+    pod = KINDS["Pod"].path(namespace, "sluice-operator-test")
+    with ThreadPoolExecutor(1) as pool:
+        testing = pool.submit(run, "test", "sluice", "--timeout=90s", fails=phase == "Failed")
+        # Nobody runs it here: it is played until it runs, and what it would say by us.
+        client.until(pod, lambda there: there is not None and there["status"]["phase"] == "Running")
+        client.merge(f"{pod}/status", {"status": {"phase": phase}})
+        told = testing.result(timeout=100)
+    assert phase in told
+    if phase == "Succeeded":
+        client.until(pod, lambda there: there is None)
+    run("uninstall", "sluice")
+
+
+def test_what_watches_it_is_taken_where_its_kinds_are(plane, client, namespace):
+    """The dashboards need nothing; PodMonitor and PrometheusRule come with the Prometheus operator."""
+    values = ("--set", "monitoring.dashboards=true")
+    helm(
+        "install",
+        "sluice",
+        str(CHARTS / "sluice"),
+        *IMAGE,
+        *values,
+        f"--namespace={namespace}",
+        kubeconfig=plane.kubeconfig,
+    )
+    boards = client.items(f"/api/v1/namespaces/{namespace}/configmaps?labelSelector=grafana_dashboard%3D1")
+    assert len(boards) == 2
+    for board in boards:
+        ((name, text),) = board["data"].items()
+        assert json.loads(text) == json.loads((CHARTS / "sluice/monitoring/dashboards" / name).read_text())
+    told = helm(
+        *(
+            "upgrade",
+            "sluice",
+            str(CHARTS / "sluice"),
+            *IMAGE,
+            "--set",
+            "monitoring.rules=true",
+            f"--namespace={namespace}",
+        ),
+        kubeconfig=plane.kubeconfig,
+        fails=True,
+    )
+    assert 'no matches for kind "PrometheusRule"' in told
+    helm("uninstall", "sluice", f"--namespace={namespace}", kubeconfig=plane.kubeconfig)

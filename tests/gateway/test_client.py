@@ -207,7 +207,7 @@ async def test_a_million_prompt_tokens_pass(engine: Any, client: GrpcEngine) -> 
 @pytest.fixture
 async def link(engine: Any) -> AsyncIterator[Link]:
     member = Member(Role.DECODE, engine[1])
-    link = Link(member, lambda address: GrpcEngine(address, SECRET, 10), "gw", lambda: None, QUICK)
+    link = Link(member, lambda member: GrpcEngine(member.address, SECRET, 10), "gw", lambda: None, QUICK)
     running = asyncio.create_task(link.run())
     await until(lambda: not link.view.unusable)
     yield link

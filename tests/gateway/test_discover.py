@@ -165,6 +165,17 @@ async def test_a_watch_that_talks_nonsense_is_begun_anew(world: World, line: str
     await world.sees("10.0.0.1", "10.0.0.2")
 
 
+async def test_watches_that_end_at_once_are_not_begun_in_a_tight_loop(world: World) -> None:
+    world.server.watch_fails = [(200, "")] * 1000
+    before = world.server.watches
+    world.server.cut()
+    await asyncio.sleep(1.0)
+    assert world.server.watches - before < 10
+    world.server.watch_fails.clear()
+    world.server.put("two", make_slice("10.0.0.2"))
+    await world.sees("10.0.0.1", "10.0.0.2")
+
+
 async def test_a_slice_that_makes_no_sense_costs_nobody_else(world: World) -> None:
     world.server.put("bad", {"addressType": 7, "endpoints": "none"})
     world.server.put("two", make_slice("10.0.0.2"))

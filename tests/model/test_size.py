@@ -7,65 +7,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from flash_config import FLASH
 
 from sluice_cli.size import add_arguments, parse_size, run
-
-FLASH: dict[str, Any] = {
-    "architectures": ["DeepseekV4ForCausalLM"],
-    "model_type": "deepseek_v4",
-    "hidden_size": 4096,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 43,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 1,
-    "head_dim": 512,
-    "q_lora_rank": 1024,
-    "o_lora_rank": 1024,
-    "o_groups": 8,
-    "qk_rope_head_dim": 64,
-    "n_routed_experts": 256,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 6,
-    "topk_method": "noaux_tc",
-    "scoring_func": "sqrtsoftplus",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.5,
-    "index_topk": 512,
-    "index_n_heads": 64,
-    "index_head_dim": 128,
-    "compress_ratios": [0, 0, *([4, 128] * 20), 4, 0],
-    "hc_mult": 4,
-    "hc_sinkhorn_iters": 20,
-    "num_hash_layers": 3,
-    "swiglu_limit": 10.0,
-    "expert_dtype": "fp4",
-    "vocab_size": 129280,
-    "max_position_embeddings": 1048576,
-    "torch_dtype": "bfloat16",
-    "rope_theta": 10000,
-    "compress_rope_theta": 160000,
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 16,
-        "original_max_position_embeddings": 65536,
-        "beta_fast": 32,
-        "beta_slow": 1,
-    },
-    "quantization_config": {
-        "quant_method": "fp8",
-        "fmt": "e4m3",
-        "activation_scheme": "dynamic",
-        "scale_fmt": "ue8m0",
-        "weight_block_size": [128, 128],
-    },
-    "num_nextn_predict_layers": 1,
-    "sliding_window": 128,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
 
 
 @pytest.fixture

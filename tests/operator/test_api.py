@@ -11,7 +11,6 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from operator_cluster import manifest
-from operator_growth import broken_promises
 from operator_invalid import INVALID, changed, good
 
 from sluice_operator.accept import parse
@@ -21,7 +20,7 @@ from sluice_operator.api.schema import object_schema
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.api.value import from_json, to_json
-from sluice_operator.reasons import REASONS, Reason
+from sluice_operator.reasons import REASONS, Reason, render_troubleshooting
 
 MINIMAL = {
     "model": {"uri": "pvc://models/tiny"},
@@ -206,51 +205,6 @@ def test_every_reason_has_a_meaning_and_the_docs_have_all():
     assert set(REASONS) == set(Reason)
     text = reference.render_markdown()
     assert all(f"| `{reason}` |" in text for reason in Reason)
+    trouble = render_troubleshooting()
+    assert all(trouble.count(f"| `{reason}` |") == 1 for reason in Reason)
     assert "`decode.scaling.auto.behavior.scaleUp.policies[].periodSeconds`" in text
-
-
-SMALL = {
-    "type": "object",
-    "required": ["a"],
-    "properties": {
-        "a": {"type": "string", "maxLength": 5, "enum": ["x", "y"]},
-        "b": {"type": "integer", "minimum": 1, "default": 2},
-        "c": {"type": "array", "items": {"type": "string", "maxLength": 3}},
-    },
-}
-
-
-def altered(path, **changes):
-    schema = json.loads(json.dumps(SMALL))
-    there = schema
-    for name in path:
-        there = there[name]
-    there.update(changes)
-    return schema
-
-
-@pytest.mark.parametrize(
-    ("path", "changes"),
-    [
-        ((), {"required": ["a", "b"]}),
-        ((), {"x-kubernetes-validations": [{"rule": "false"}]}),
-        (("properties", "a"), {"maxLength": 4}),
-        (("properties", "a"), {"enum": ["x"]}),
-        (("properties", "b"), {"type": "string"}),
-        (("properties", "b"), {"minimum": 2}),
-        (("properties", "b"), {"maximum": 9}),
-        (("properties", "b"), {"default": 3}),
-        (("properties", "b"), {"enum": [1]}),
-        (("properties", "c", "items"), {"maxLength": 2}),
-        ((), {"properties": {"a": SMALL["properties"]["a"]}}),
-    ],
-)
-def test_whatever_breaks_a_stored_object_is_noticed(path, changes):
-    assert list(broken_promises(SMALL, altered(path, **changes)))
-
-
-def test_growing_breaks_no_promise():
-    grown = altered(("properties", "a"), maxLength=9, enum=["x", "y", "z"])
-    grown["properties"]["d"] = {"type": "string", "default": ""}
-    assert list(broken_promises(SMALL, grown)) == []
-    assert list(broken_promises(crd.root_schema(), crd.root_schema())) == []

@@ -16,6 +16,7 @@ from sluice_operator.cluster import Cluster
 from sluice_operator.connection import Connection
 from sluice_operator.fleet import Contact, Heard, read_load, read_report, read_status
 from sluice_operator.fleet_client import LiveFleet
+from sluice_operator.keyring import Keyring
 from sluice_operator.names import PodRole
 from sluice_operator.observe import Known
 from sluice_operator.observed import Load, Memory, Observed, Pod
@@ -206,7 +207,7 @@ def applier(fleet, before_write):
         Cluster(Connection("http://127.0.0.1:1"), 1.0, before_write),
         fleet,
         seen,
-        Known("u", Memory(0.0), contact=CONTACT),
+        Known("u", Memory(0.0), Keyring("ns", "m"), contact=CONTACT),
     )
 
 

@@ -10,10 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from operator_cluster import manifest
+from tls_folder import TlsFolder, secrets
 
 from sluice_engine import supervise
 from sluice_engine.cluster_connection import SERVICE_ACCOUNT, ConnectionInvalid
 from sluice_engine.spec import EngineSpec
+from sluice_engine.tls.keeper import IdentityKeeper
+from sluice_engine.tls.peers import Peer
 from sluice_engine.transfer.verify import VerifyLevel
 from sluice_gateway import __main__ as gateway_main
 from sluice_gateway.discover import parse_target
@@ -28,7 +31,6 @@ from sluice_operator.render.children import OwnerRef, controller_revision, engin
 from sluice_operator.render.engine import pod_template, spec_file
 from sluice_operator.render.merge import merge
 from sluice_operator.render.model import engine_source, gateway_source
-from sluice_operator.render.policies import ANYBODY, FLOWS, OPERATOR
 from sluice_operator.render.revision import StandardRenderer, gateway_hash, revision_hash
 from sluice_protocol.generate import Role
 from sluice_records import CachePrecision
@@ -113,6 +115,23 @@ def test_pods_meet_the_restricted_profile():
         assert not any("hostPath" in volume for volume in pod["volumes"])
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [("", 443), ("https://mirror.example", 443), ("http://mirror.example/hf", 80), ("http://10.0.0.7:8081", 8081)],
+)
+def test_a_model_of_the_hub_comes_from_where_it_is_said_to_and_policies_let_it(endpoint, port):
+    told = spec(model={"uri": "hf://owner/name@main"} | ({"hub": {"endpoint": endpoint}} if endpoint else {}))
+    for pod in (decode(told), RENDERER.gateway("m", told, "g")["spec"]):
+        (download,) = pod["initContainers"]
+        environment = {env["name"]: env.get("value") for env in download["env"]}
+        assert environment.get("HF_ENDPOINT", "") == endpoint
+        assert environment["HF_HUB_DISABLE_TELEMETRY"] == "1"
+    policies = {o["metadata"]["name"]: o["spec"] for o in standing(OWNER, told) if o["kind"] == "NetworkPolicy"}
+    for name, others in (("m-prefill", set()), ("m-decode", set()), ("m-gateway", {443, 6443})):
+        outside = [rule for rule in policies[name]["egress"] if "to" not in rule and rule["ports"][0]["port"] != 53]
+        assert {p["port"] for rule in outside for p in rule["ports"]} == {port} | others
+
+
 def test_grace_follows_from_the_drain_and_engines_get_no_token():
     pod = decode(drain={"timeoutSeconds": 100})
     assert pod["terminationGracePeriodSeconds"] == 115
@@ -145,11 +164,13 @@ def test_an_engine_accepts_its_command_line(tmp_path):
     assert argv[:3] == ["python", "-m", "sluice_decode"]
     asked = supervise.parse_arguments(as_kubelet(argv)[3:])
     assert (asked.name, asked.host, str(asked.key_file)) == ("m-decode-1", "10.0.0.7", "/etc/sluice/key/key")
+    assert str(asked.tls_dir) == "/etc/sluice/tls"
     assert (str(asked.spec), asked.parent) == ("/etc/sluice/spec/engine.json", 0)
     (tmp_path / "engine.json").write_text(spec_file(told, PodRole.DECODE).replace("/run/sluice", str(tmp_path)))
     (tmp_path / "key").write_text("secret\n")
-    read, path = supervise.own_spec(tmp_path / "engine.json", "m-decode-1", "10.0.0.7", tmp_path / "key")
-    assert (read.name, read.host, read.key) == ("m-decode-1", "10.0.0.7", "secret")
+    tls = asked.tls_dir
+    read, path = supervise.own_spec(tmp_path / "engine.json", "m-decode-1", "10.0.0.7", tmp_path / "key", tls)
+    assert (read.name, read.host, read.key, read.tls) == ("m-decode-1", "10.0.0.7", "secret", str(tls))
     assert path.stat().st_mode & 0o777 == 0o600
     assert supervise.load_spec(path) == read
     # Its drain is as long as the operator waits for it, and its end fits into the pod's grace.
@@ -163,6 +184,22 @@ ENV = {"POD_NAME": "m-decode-1", "POD_NAMESPACE": "ns", "POD_IP": "10.0.0.7"}
 def as_kubelet(argv):
     """With $(VARIABLES) in their places; what is not set stays as it is."""
     return [re.sub(r"\$\((\w+)\)", lambda found: ENV.get(found[1], found[0]), text) for text in argv]
+
+
+@pytest.mark.parametrize("role", list(PodRole))
+def test_each_role_finds_its_own_certificate_where_its_process_looks(role, tmp_path):
+    """The whole way: a Secret as the operator writes it, the volume of the pod, the flag, the keeper."""
+    told = spec()
+    template = RENDERER.gateway("m", told, "g") if role is PodRole.GATEWAY else pod_template("m", told, role, "r1")
+    container = main(template["spec"])
+    folder = container["command"][container["command"].index("--tls-dir") + 1]
+    (mount,) = [mount for mount in container["volumeMounts"] if mount["mountPath"] == folder]
+    # A subPath would never see a change.
+    assert mount == {"name": "tls", "mountPath": folder, "readOnly": True}
+    (volume,) = [volume for volume in template["spec"]["volumes"] if volume["name"] == "tls"]
+    assert volume["secret"]["secretName"] == names.certificate_secret("m", role)
+    written = TlsFolder(tmp_path / "tls", secrets().leaves[role].data())
+    assert str(IdentityKeeper(written.path, Peer(role.value)).current.name) == f"{role}.m.ns.sluice.dev"
 
 
 def test_gpus_are_asked_for_and_nodes_selected():
@@ -319,59 +356,6 @@ def test_a_gateway_is_replaced_for_its_own_sake_or_for_a_new_image_of_it():
     assert gateway_hash(spec(decode={"maxRunning": 3}), RENDERER) == base
 
 
-# -- policies: an evaluator of the rendered objects against the flow matrix -------------------------------------------
-
-
-def selects(selector, labels):
-    return selector.get("matchLabels", {}).items() <= labels.items()
-
-
-def is_allowed(policies, source, target, port):
-    """As a network plugin decides: ingress at the target, egress at the source. Labels None: outside of the cluster."""
-
-    def passes(rules, key, labels):
-        for rule in rules:
-            ports_ok = not rule.get("ports") or any(
-                p["protocol"] == "TCP" and p["port"] <= port <= p.get("endPort", p["port"]) for p in rule["ports"]
-            )
-            peers = rule.get(key)
-            peer_ok = peers is None or any(
-                labels is not None and selects(peer.get("podSelector", {}), labels) for peer in peers
-            )
-            if ports_ok and peer_ok:
-                return True
-        return False
-
-    at_target = [p["spec"] for p in policies if selects(p["spec"]["podSelector"], target)]
-    at_source = [p["spec"] for p in policies if source is not None and selects(p["spec"]["podSelector"], source)]
-    inward = not at_target or any(passes(p["ingress"], "from", source) for p in at_target)
-    outward = not at_source or any(passes(p["egress"], "to", target) for p in at_source)
-    return inward and outward
-
-
-def test_policies_let_pass_what_the_matrix_declares_and_nothing_else():
-    policies = [item for item in standing(OWNER, spec()) if item["kind"] == "NetworkPolicy"]
-    labels = {role.value: names.role_labels("m", role) | {names.LABEL_REVISION: "r"} for role in PodRole}
-    sources = labels | {
-        OPERATOR: names.OPERATOR_LABELS,
-        "stranger": {"app": "x"},
-        "other": names.role_labels("n", PodRole.DECODE),
-    }
-    named = {ports.ENGINE, ports.SOURCE, ports.PROBE, ports.DEBUG, ports.HTTP, ports.CONTROL}
-    for source, theirs in sources.items():
-        for role in PodRole:
-            for port in sorted(named | {22, 22999, 23000, 23010, 23020, 23021}):
-                flows = [f for f in FLOWS if f.role is role and f.port <= port <= (f.last or f.port)]
-                passed = is_allowed(policies, theirs, labels[role.value], port)
-                if any(flow.peer == source for flow in flows):
-                    assert passed, (source, role, port)
-                elif not any(flow.peer == ANYBODY for flow in flows):
-                    assert not passed, (source, role, port)
-                elif source not in labels:
-                    # Of our own pods some are kept in by their egress rules where anybody else may come in.
-                    assert passed, (source, role, port)
-
-
 def test_rights_are_exact():
     made = standing(OWNER, spec())
     (role,) = [item for item in made if item["kind"] == "Role"]
@@ -442,6 +426,7 @@ def test_a_gateway_accepts_its_command_line(tmp_path):
     )
     assert told.health.floor_s == 30.0
     assert told.arguments[:2] == ("--listen", "0.0.0.0:8000")
+    assert told.arguments[told.arguments.index("--tls-dir") + 1] == "/etc/sluice/tls"
     shutdown = float(told.arguments[told.arguments.index("--shutdown-s") + 1])
     grace = RENDERER.gateway("m", spec(), "g")["spec"]["terminationGracePeriodSeconds"]
     assert shutdown < told.stop_s < grace

@@ -165,8 +165,8 @@ def test_undisturbed_a_room_commits_once_or_ends_with_its_first_token(chunks, en
     assert pair.committed == (0 if ends else 1)
 
 
-# Where a source may say no: a drain's time may be over at any moment.
-HELD = (LeaseState.OPENED, LeaseState.GRANTING, LeaseState.COMPLETE)
+# Where a source may take its yes back: a drain's time may be over at any moment.
+HELD = (LeaseState.GRANTING, LeaseState.COMPLETE)
 disturbances = st.sampled_from(
     ["drop", "reader-cancel", "source-cancel", "reader-ttl", "source-ttl", "pull-failed", "garbage-to-source",
      "garbage-to-reader", "source-refuses", "duplicate-to-source", "duplicate-to-reader"]

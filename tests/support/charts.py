@@ -18,6 +18,10 @@ IMAGE = ("--set-string", "image.repository=registry.local/sluice-control,image.t
 VARIANTS: dict[str, tuple[str, ...]] = {
     "default": (),
     "all-namespaces": ("--set", "watch.allNamespaces=true,nodes.read=true,podMonitor.allow=true"),
+    "monitored": (
+        *("--set", "monitoring.podMonitor=true,monitoring.rules=true,monitoring.dashboards=true"),
+        *("--set-string", "monitoring.labels.release=prometheus", "--set", "networkPolicy.create=false"),
+    ),
     "two-namespaces": (
         *("--set", "watch.namespaces={a,b},replicas=1,image.pullSecrets={registry},priorityClassName=high"),
         *("--set-string", "podAnnotations.a=b,nodeSelector.pool=system"),

@@ -18,7 +18,7 @@ from pathlib import Path
 from sluice_operator import __main__ as operator_main
 from sluice_operator.apply import Applier
 from sluice_operator.fleet import Heard
-from sluice_operator.fleet_client import LiveFleet
+from sluice_operator.fleet_client import LiveFleet, plaintext
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.observed import EngineReport, GatewayReport, Load
 from sluice_operator.render.revision import StandardRenderer
@@ -109,7 +109,9 @@ def run(arguments):
     if own.die_after is not None:
         die_after(own.die_after)
     live = own.dial is not None
-    return operator_main.main(rest, LiveFleet(dial=dialled(own.dial)) if live else KwokFleet(own.world, own.drained))
+    return operator_main.main(
+        rest, LiveFleet(plaintext, dialled(own.dial)) if live else KwokFleet(own.world, own.drained)
+    )
 
 
 def set_constant(path, seconds):

@@ -7,10 +7,13 @@ import copy
 import itertools
 from dataclasses import dataclass, field
 
+from certificate_secrets import FactSecrets
+
 from sluice_operator import rollout
 from sluice_operator.accept import parse
 from sluice_operator.actions import (
     Apply,
+    Certify,
     Delete,
     Drain,
     EnsureSecret,
@@ -124,6 +127,7 @@ class Cluster:
         self.objects: dict[tuple[str, str], dict] = {}
         self.owners: dict[tuple[str, str], Owner] = {}
         self.secrets: set[str] = set()
+        self.certificates = FactSecrets()
         self.events: dict[str, Tell] = {}
         self.log: list[str] = []
         self.broken: list[str] = []
@@ -170,6 +174,7 @@ class Cluster:
                 for (kind, n), o in self.objects.items()
             ),
             secrets=frozenset(self.secrets),
+            certificates=self.certificates.seen,
         )
 
     def _pod(self, p: SimPod) -> Pod:
@@ -264,6 +269,8 @@ class Cluster:
                 labels[LABEL_VERDICT], labels[LABEL_VERDICT_REASON] = verdict.value, reason
             case EnsureSecret(name):
                 self.secrets.add(name)
+            case Certify(step):
+                self.certificates.obey(step)
             case SetDecodeReplicas(replicas):
                 self.change(decode=self.spec["decode"] | {"replicas": replicas})
             case Tell():

@@ -5,12 +5,17 @@ from __future__ import annotations
 # What a change of which makes stored objects invalid or mean something else. (key, is it looser when larger)
 _BOUNDS = (("maximum", True), ("minimum", False), ("maxLength", True), ("minLength", False), ("maxItems", True),
            ("maxProperties", True))  # fmt: skip
+# What says nothing of what an object may be, or is looked at by itself.
+_OTHER = {"description", "default", "enum", "required", "properties", "items", "additionalProperties",
+          "x-kubernetes-validations"}  # fmt: skip
 _SAME = ("type", "pattern", "format", "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
          "x-kubernetes-preserve-unknown-fields")  # fmt: skip
 
 
 def broken_promises(old, new, path=""):
     """What `new` takes away from `old`, as sentences; none if it only grew."""
+    for key in sorted((old.keys() | new.keys()) - {*_SAME, *_OTHER, *(name for name, _ in _BOUNDS)}):
+        yield f"{path}: nobody has said whether {key} may change; tell tests/support/operator_growth.py"
     for key in _SAME:
         if old.get(key) != new.get(key):
             yield f"{path}: {key} was {old.get(key)!r}, is {new.get(key)!r}"
@@ -38,8 +43,27 @@ def broken_promises(old, new, path=""):
         else:
             yield f"{path}.{name}: is gone"
     for key in ("items", "additionalProperties"):
-        if key in old and key in new:
+        if (key in old) is not (key in new):
+            yield f"{path}: {key} came or went"
+        elif key in old:
             yield from broken_promises(old[key], new[key], f"{path}[]")
+
+
+def broken_definition(old, new):
+    """The same for whole CRDs."""
+    for key in ("group", "scope", "names"):
+        if old["spec"][key] != new["spec"][key]:
+            yield f"spec.{key} was {old['spec'][key]!r}, is {new['spec'][key]!r}"
+    versions = {version["name"]: version for version in new["spec"]["versions"]}
+    for was in old["spec"]["versions"]:
+        name = was["name"]
+        version = versions.get(name)
+        if version is None or not version["served"]:
+            yield f"{name}: is not served any more"
+            continue
+        if was["subresources"] != version["subresources"]:
+            yield f"{name}: subresources were {was['subresources']}, are {version['subresources']}"
+        yield from broken_promises(was["schema"]["openAPIV3Schema"], version["schema"]["openAPIV3Schema"], name)
 
 
 def is_tighter(old, new, larger_is_looser):

@@ -47,6 +47,7 @@ INVALID = [
     ({"model.servedNames": "a"}, "spec.model.servedNames"),
     ({"model.servedNames": [""]}, "spec.model.servedNames[0]"),
     ({"model.hub": {}}, "spec.model.hub"),
+    ({"model.uri": "hf://o/n@v", "model.hub": {"endpoint": "mirror.example"}}, "spec.model.hub.endpoint"),
     ({"model.revision": "main"}, "spec.model.revision"),
     ({"image.tag": DELETE}, "spec.image"),
     ({"image.digest": "sha256:" + "a" * 64}, "spec.image"),

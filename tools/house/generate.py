@@ -10,9 +10,13 @@ import tempfile
 from importlib.resources import files
 from pathlib import Path
 
+import chart_values
+import dashboards
 from grpc_tools import protoc
 
 from sluice_engine.health import metrics
+from sluice_operator import metrics as operator_metrics
+from sluice_operator import reasons
 from sluice_operator.api import crd, reference
 from sluice_protocol import lease
 
@@ -38,9 +42,15 @@ def render_protos() -> dict[str, str]:
 def main() -> int:
     rendered = render_protos() | {
         "docs/protocol.md": lease.render_markdown(),
-        "docs/metrics.md": metrics.render_markdown(),
+        "docs/metrics.md": metrics.render_markdown() + "\n" + operator_metrics.render_markdown(),
         "docs/modeldeployment.md": reference.render_markdown(),
+        "docs/kubernetes/troubleshooting.md": reasons.render_troubleshooting(),
         "charts/sluice-crds/templates/modeldeployments.yaml": crd.render_yaml(),
+        "charts/sluice/README.md": chart_values.render_markdown(ROOT / "charts" / "sluice"),
+        **{
+            f"charts/sluice/monitoring/dashboards/{name}.json": dashboards.render_json(dashboard)
+            for name, dashboard in dashboards.DASHBOARDS.items()
+        },
     }
     stale = [name for name, text in rendered.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != text]
     if "--check" in sys.argv[1:]:

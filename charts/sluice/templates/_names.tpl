@@ -46,10 +46,10 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 - apiGroups: [""]
   resources: [serviceaccounts, configmaps]
   verbs: [get, list, create, patch, delete]
-# By name: never listed, watched or changed.
+# By name: never listed, watched or deleted. Certificates are renewed in their place.
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, create]
+  verbs: [get, create, update]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]

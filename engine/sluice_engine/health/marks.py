@@ -82,3 +82,8 @@ class LeaderMarks:
             self._mirrored_ns = time.monotonic_ns()
             self.recorder.mirror(Blob.BOOKS, books)
             self.recorder.mirror(Blob.LEASES, leases)
+
+    def identity(self, told: object) -> None:
+        """Whose certificate this engine has, and until when."""
+        if self.recorder is not None:
+            self.recorder.mirror(Blob.IDENTITY, told)

@@ -5,7 +5,7 @@ The table is the documentation (`docs/metrics.md` is generated from it) and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -32,6 +32,11 @@ class MetricSpec:
     labels: tuple[str, ...]
     help: str
     samples: Callable[[Status], Iterator[Sample]]
+
+    @property
+    def exported(self) -> str:
+        """The name in /metrics."""
+        return f"{self.name}_total" if self.kind is MetricKind.COUNTER else self.name
 
 
 def _flag(key: str) -> Callable[[Status], Iterator[Sample]]:
@@ -115,6 +120,21 @@ def _gateway_counters(status: Status) -> Iterator[Sample]:
         yield (what,), float(count)
 
 
+def _certificate_left(status: Status) -> Iterator[Sample]:
+    if status.get("certificate"):
+        yield (status["certificate"]["name"],), float(status["certificate"]["left_s"])
+
+
+def _trusted(status: Status) -> Iterator[Sample]:
+    for authority in (status.get("certificate") or {}).get("trusted", ()):
+        yield (authority,), 1.0
+
+
+def _certificate_counters(status: Status) -> Iterator[Sample]:
+    for what, count in (status.get("certificate") or {}).get("counters", {}).items():
+        yield (what,), float(count)
+
+
 G, C = MetricKind.GAUGE, MetricKind.COUNTER
 METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("sluice_ready", G, (), "1 when requests may come", _flag("ready")),
@@ -141,43 +161,59 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("sluice_gateway_queued", G, (), "requests that wait for a place", _gateway("queued")),
     MetricSpec("sluice_gateway_running", G, (), "requests that run", _gateway("running")),
     MetricSpec("sluice_gateway_events", C, ("event",), "counters of the gateway", _gateway_counters),
+    MetricSpec("sluice_certificate_left_seconds", G, ("name",), "until its certificate expires", _certificate_left),
+    MetricSpec("sluice_certificate_authority", G, ("authority",), "1 for each CA that it trusts", _trusted),
+    MetricSpec(
+        "sluice_certificate_events",
+        C,
+        ("event",),
+        "changed; kept: new files were no good; refused_callers",
+        _certificate_counters,
+    ),
 )
 
 
 class _Collector(Collector):
-    def __init__(self, status: Status) -> None:
-        self._status = status
+    def __init__(self, specs: tuple[MetricSpec, ...], status: Status, labels: Mapping[str, str]) -> None:
+        self._specs, self._status, self._labels = specs, status, labels
 
     def collect(self) -> Iterator[Metric]:
-        labels, values = ("service", "role"), (self._status["name"], self._status["role"])
-        for spec in METRICS:
+        for spec in self._specs:
             make = GaugeMetricFamily if spec.kind is MetricKind.GAUGE else CounterMetricFamily
-            family = make(spec.name, spec.help, labels=[*labels, *spec.labels])
+            family = make(spec.name, spec.help, labels=[*self._labels, *spec.labels])
             for told, value in spec.samples(self._status):
-                family.add_metric([*values, *told], value)
+                family.add_metric([*self._labels.values(), *told], value)
             yield family
 
 
 def exposition(status: Status) -> bytes:
-    """Prometheus text format."""
+    """Of a service: Prometheus text format."""
+    return exposition_of(METRICS, status, {"service": status["name"], "role": status["role"]})
+
+
+def exposition_of(specs: tuple[MetricSpec, ...], status: Status, labels: Mapping[str, str]) -> bytes:
+    """Of a table over what it is made from; `labels`: of every metric."""
     registry = CollectorRegistry()
-    registry.register(_Collector(status))
+    registry.register(_Collector(specs, status, labels))
     return generate_latest(registry)
 
 
 def render_markdown() -> str:
-    """The text of docs/metrics.md."""
+    """The first half of docs/metrics.md."""
     lines = [
         "# Metrics",
         "",
         "Generated from `sluice_engine.health.metrics` by `make proto`. A service's supervisor answers `GET /metrics`,",
         "also while all it watches is stuck. All have the labels `service` and `role`; counters end in `_total`.",
         "",
-        "| name | kind | more labels | what it says |",
-        "| --- | --- | --- | --- |",
     ]
-    for spec in METRICS:
-        name = f"{spec.name}_total" if spec.kind is MetricKind.COUNTER else spec.name
+    return "\n".join([*lines, *table(METRICS)]) + "\n"
+
+
+def table(specs: tuple[MetricSpec, ...]) -> Iterator[str]:
+    """Its lines in Markdown."""
+    yield "| name | kind | more labels | what it says |"
+    yield "| --- | --- | --- | --- |"
+    for spec in specs:
         labels = ", ".join(f"`{label}`" for label in spec.labels)
-        lines.append(f"| `{name}` | {spec.kind} | {labels} | {spec.help} |")
-    return "\n".join(lines) + "\n"
+        yield f"| `{spec.exported}` | {spec.kind} | {labels} | {spec.help} |"

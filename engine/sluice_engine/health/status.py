@@ -114,6 +114,7 @@ def status_of(guard: Guard) -> dict[str, Any]:
         "books_age_s": _age(books.at_ns, time.monotonic_ns()),
         "transfers": without_pulls(copy.mirror(Blob.TRANSFERS).value),
         "gateway": copy.mirror(Blob.GATEWAY).value,
+        "certificate": certificate_of(copy.mirror(Blob.IDENTITY).value, time.time()),
         "events": events_of(guard)[-EVENTS_TOLD:],
         "debug_port": guard.debug_port,
     }
@@ -175,6 +176,11 @@ def resident_bytes(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def certificate_of(told: Any, now: float) -> dict[str, Any] | None:
+    """With what is left of its life now, in seconds, also when whoever has it stands still. None: no TLS."""
+    return {**told, "left_s": round(told["not_after"] - now, 3)} if isinstance(told, dict) else None
 
 
 def without_pulls(transfers: Any) -> Any:

@@ -15,6 +15,11 @@ from sluice_engine.grpc_options import KEY_HEADER, OPTIONS
 from sluice_engine.lease.at_hand import Hand
 from sluice_engine.lease.thread import LeaseThread
 from sluice_engine.rooms import LEASE_TTL_MS
+from sluice_engine.tls.client import open_channel
+from sluice_engine.tls.diagnosis import why_not
+from sluice_engine.tls.identity import Identity
+from sluice_engine.tls.keeper import IdentityKeeper
+from sluice_engine.tls.peers import Peer
 from sluice_protocol.codec import (
     decode_source_hello,
     decode_source_messages,
@@ -56,8 +61,10 @@ class BadSource(Exception):
 
 @dataclass(slots=True)
 class _Peer:
-    """One life of one source. `rooms` use its channel; `stale`: the next room says Hello on a new one."""
+    """One life of one source. `rooms` use its channel; `stale`: the next room says Hello on a new one. `identity`:
+    ours, as it was shown to it."""
 
+    identity: Identity | None
     channel: grpc.aio.Channel
     stub: Any
     hello: asyncio.Task[SourceHello]
@@ -94,6 +101,7 @@ class LeaseClient:
         attach: Callable[[SourceHello], None],
         feed: Callable[[str, RecordBytes], None] | None = None,
         answer_s: float = MIN_ANSWER_S,
+        identity: IdentityKeeper | None = None,
     ) -> None:
         """`attach` (on the leader's loop) shows the transport a new source; `feed` takes bytes of the stream
         transport; `answer_s`: how long a source may say nothing where it has to answer."""
@@ -102,6 +110,7 @@ class LeaseClient:
         self.metadata = ((KEY_HEADER, key),)
         self.attach = attach
         self.feed = feed
+        self._identity = identity
         self.answer_s = answer_s
         self._peers: dict[str, _Peer] = {}
         self._rooms: dict[int, _ReaderLease] = {}
@@ -143,12 +152,15 @@ class LeaseClient:
 
     def enter(self, address: str) -> _Peer:
         """The source at `address`, for one room more. Every `enter` is followed by a `leave`."""
-        peer = self._peers.get(address)
+        peer, identity = self._peers.get(address), None if self._identity is None else self._identity.current
+        if peer is not None and peer.identity is not identity:
+            self._retire(address, peer)
+            peer = None
         if peer is None:
-            channel = grpc.aio.insecure_channel(address, options=OPTIONS)
+            channel = open_channel(address, Peer.PREFILL, identity, OPTIONS)
             stub = source_pb2_grpc.SourceStub(channel)
-            peer = _Peer(channel, stub, asyncio.get_running_loop().create_task(self._hello(stub)))
-            self._peers[address] = peer
+            hello = asyncio.get_running_loop().create_task(self._hello(address, stub, identity))
+            peer = self._peers[address] = _Peer(identity, channel, stub, hello)
         peer.rooms += 1
         return peer
 
@@ -161,8 +173,19 @@ class LeaseClient:
     async def leave(self, peer: _Peer) -> None:
         peer.rooms -= 1
         if peer.stale and peer.rooms == 0:
-            peer.hello.cancel()
-            await peer.channel.close(None)
+            await self._end(peer)
+
+    def _retire(self, address: str, peer: _Peer) -> None:
+        """As `distrust`, from outside of its rooms: there may be none, and so nobody who leaves last."""
+        self.distrust(address, peer)
+        if peer.rooms == 0:
+            task = asyncio.get_running_loop().create_task(self._end(peer))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _end(self, peer: _Peer) -> None:
+        peer.hello.cancel()
+        await peer.channel.close(None)
 
     def forget_source(self, incarnation: str) -> None:
         """From the leader's loop: the transport would not have it."""
@@ -172,11 +195,18 @@ class LeaseClient:
         for address, peer in list(self._peers.items()):
             known = peer.hello.done() and not peer.hello.cancelled() and peer.hello.exception() is None
             if known and peer.hello.result().incarnation == incarnation:
-                self.distrust(address, peer)
+                self._retire(address, peer)
 
-    async def _hello(self, stub: Any) -> SourceHello:
+    async def _hello(self, address: str, stub: Any, identity: Identity | None) -> SourceHello:
         request = source_pb2.SourceHelloRequest(schema_version=SCHEMA_VERSION, fingerprint=self.fingerprint.as_dict())
-        hello = decode_source_hello(await stub.Hello(request, metadata=self.metadata, timeout=HELLO_TIMEOUT_S))
+        try:
+            reply = await stub.Hello(request, metadata=self.metadata, timeout=HELLO_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            is_connection = error.code() is grpc.StatusCode.UNAVAILABLE
+            if is_connection and (why := await why_not(address, Peer.PREFILL, identity)):
+                raise BadSource("SourceLost", f"TLS: {why}") from error
+            raise
+        hello = decode_source_hello(reply)
         names = hello.fingerprint.differences(self.fingerprint)
         if names:
             raise BadSource("FingerprintMismatch", f"source and reader differ in {', '.join(names)}")

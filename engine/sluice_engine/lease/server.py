@@ -15,6 +15,8 @@ from sluice_engine.errors import EngineError
 from sluice_engine.keyed_server import build_server
 from sluice_engine.lease.at_hand import Hand
 from sluice_engine.lease.thread import LeaseThread
+from sluice_engine.tls.keeper import IdentityKeeper
+from sluice_engine.tls.server import bind
 from sluice_protocol.codec import decode_reader_message, encode_source_hello, encode_source_messages
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import SCHEMA_VERSION, Refused
@@ -89,15 +91,22 @@ class SourceService(source_pb2_grpc.SourceServicer):
 class SourceServer:
     """The gRPC server of a source; lives on the lease loop from `start` to `stop`."""
 
-    def __init__(self, thread: LeaseThread, hello: Hello, read_records: ReadRecords | None) -> None:
+    def __init__(
+        self,
+        thread: LeaseThread,
+        hello: Hello,
+        read_records: ReadRecords | None,
+        identity: IdentityKeeper | None = None,
+    ) -> None:
         self._service = SourceService(thread, hello, read_records)
+        self._identity = identity
         self._server: grpc.aio.Server | None = None
 
     async def start(self, host: str, key: str, port: int = 0) -> str:
         """The address; port 0: picked by the system. Raises RuntimeError when it is taken."""
-        self._server = build_server(key)
+        self._server = build_server(key, self._identity)
         source_pb2_grpc.add_SourceServicer_to_server(self._service, self._server)
-        bound = self._server.add_insecure_port(join(host, port))
+        bound = bind(self._server, join(host, port), self._identity)
         await self._server.start()
         return join(host, bound)
 

@@ -49,6 +49,12 @@ class HubSpec:
         max_size=253,
         pattern=_NAME,
     )
+    endpoint: str | None = api(
+        "Address of a mirror, as HF_ENDPOINT has it; absent: https://huggingface.co. The token goes there too.",
+        None,
+        max_size=255,
+        pattern=r"^https?://[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?(/[A-Za-z0-9._-]+)*$",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,6 +180,8 @@ def _budget(owner: OwnerRef, role: PodRole) -> Object:
 def _pod_monitor(owner: OwnerRef) -> Object:
     spec = {
         "selector": {"matchLabels": {names.LABEL_DEPLOYMENT: owner.name}},
+        # Labels of every metric: sluice_dev_deployment, sluice_dev_revision.
+        "podTargetLabels": [names.LABEL_DEPLOYMENT, names.LABEL_REVISION],
         "podMetricsEndpoints": [{"port": "probe", "path": "/metrics", "interval": "15s"}],
     }
     return _object(

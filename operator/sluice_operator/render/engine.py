@@ -150,7 +150,7 @@ def defaulted(theirs: Mapping[str, Any]) -> Object:
 def _container(spec: ModelDeploymentSpec, role: PodRole, source: ModelSource) -> Object:
     arguments = (
         *("--spec", f"{CONFIG}/{SPEC_FILE}", "--name", "$(POD_NAME)"),
-        *("--host", "$(POD_IP)", "--key-file", f"{KEY}/key"),
+        *("--host", "$(POD_IP)", "--key-file", f"{KEY}/key", "--tls-dir", TLS),
     )
     return {
         "name": names.MAIN_CONTAINER,

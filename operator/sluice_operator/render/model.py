@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from sluice_operator.api.spec import HubSpec, ImageSpec, ModelSpec
 
@@ -52,6 +53,14 @@ def gateway_source(model: ModelSpec, image: ImageSpec) -> ModelSource:
     return ModelSource(TOKENIZER_MOUNT, (volume,), ({**mount, "readOnly": True},), (copy,))
 
 
+def hub_port(model: ModelSpec) -> int | None:
+    """TCP port of the hub that pods download from; None: they download nothing."""
+    if not model.uri.startswith("hf://"):
+        return None
+    url = urlsplit((model.hub or HubSpec()).endpoint or "https://huggingface.co")
+    return url.port or {"http": 80, "https": 443}[url.scheme]
+
+
 def _claim(rest: str) -> ModelSource:
     claim, path = rest.split("/", 1)
     volume = {"name": "model", "persistentVolumeClaim": {"claimName": claim, "readOnly": True}}
@@ -64,7 +73,11 @@ def _hub(rest: str, hub: HubSpec, image: ImageSpec, only: str) -> ModelSource:
     command = ["hf", "download", repository, "--revision", revision, "--local-dir", path]
     download = _init("download", image, command + (["--include", only] if only else []))
     download["volumeMounts"].append({"name": "model", "mountPath": MOUNT})
-    download["env"].append({"name": "HF_HOME", "value": "/tmp/hf"})
+    # It asks the hub for the model, and nobody for anything else.
+    quiet = ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_UPDATE_CHECK")
+    download["env"] += [{"name": "HF_HOME", "value": "/tmp/hf"}, *({"name": name, "value": "1"} for name in quiet)]
+    if hub.endpoint:
+        download["env"].append({"name": "HF_ENDPOINT", "value": hub.endpoint})
     if hub.token_secret:
         source = {"secretKeyRef": {"name": hub.token_secret, "key": "token"}}
         download["env"].append({"name": "HF_TOKEN", "valueFrom": source})

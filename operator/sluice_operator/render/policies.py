@@ -11,8 +11,9 @@ from typing import Any
 
 from sluice_operator import names
 from sluice_operator.api.spec import ModelDeploymentSpec
-from sluice_operator.names import ENGINE_ROLES, PodRole
+from sluice_operator.names import PodRole
 from sluice_operator.render import ports
+from sluice_operator.render.model import hub_port
 
 Object = dict[str, Any]
 # Peers of a flow that are no role of the deployment.
@@ -29,14 +30,16 @@ class Flow:
     last: int | None = None
 
 
-# Both engines listen for NIXL: which side connects is UCX's choice.
+# Both engines listen for NIXL: which side connects is UCX's choice. The gateway's status page asks supervisors.
 FLOWS = (
     Flow(PodRole.GATEWAY, PodRole.PREFILL, ports.ENGINE),
+    Flow(PodRole.GATEWAY, PodRole.PREFILL, ports.PROBE),
     Flow(OPERATOR, PodRole.PREFILL, ports.ENGINE),
     Flow(PodRole.DECODE, PodRole.PREFILL, ports.SOURCE),
     Flow(PodRole.DECODE, PodRole.PREFILL, ports.TRANSFER_FIRST, ports.TRANSFER_LAST),
     Flow(ANYBODY, PodRole.PREFILL, ports.PROBE),
     Flow(PodRole.GATEWAY, PodRole.DECODE, ports.ENGINE),
+    Flow(PodRole.GATEWAY, PodRole.DECODE, ports.PROBE),
     Flow(OPERATOR, PodRole.DECODE, ports.ENGINE),
     Flow(PodRole.PREFILL, PodRole.DECODE, ports.TRANSFER_FIRST, ports.TRANSFER_LAST),
     Flow(ANYBODY, PodRole.DECODE, ports.PROBE),
@@ -75,10 +78,10 @@ def _egress(name: str, role: PodRole) -> list[Object]:
 
 def _outside(role: PodRole, spec: ModelDeploymentSpec) -> list[Object]:
     """The API server has no selector, and neither has the Hugging Face hub."""
-    downloads = spec.model.uri.startswith("hf://")
-    if role is PodRole.GATEWAY:
-        return [{"ports": [ports.tcp(port) for port in HTTPS]}]
-    return [{"ports": [ports.tcp(HTTPS[0])]}] if role in ENGINE_ROLES and downloads else []
+    hub = hub_port(spec.model)
+    api = HTTPS if role is PodRole.GATEWAY else ()
+    told = [*api, *([hub] if hub is not None and hub not in api else [])]
+    return [{"ports": [ports.tcp(port) for port in told]}] if told else []
 
 
 def _peer(name: str, peer: str) -> Object:

@@ -19,6 +19,9 @@ from sluice_engine.health.recorder import Recorder, RecorderError
 from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.log import LogFormat
 from sluice_engine.processes import die_with_parent, settle_heap
+from sluice_engine.tls.identity import IdentityInvalid
+from sluice_engine.tls.keeper import IdentityKeeper
+from sluice_engine.tls.peers import Peer
 from sluice_engine.tracing import make_tracer
 from sluice_gateway.app import create_app
 from sluice_gateway.client import grpc_factory
@@ -35,6 +38,19 @@ from sluice_protocol.generate import Role
 from sluice_records.chain import block_keys
 
 Beside = Callable[[Gateway], AbstractAsyncContextManager[object]]
+
+
+# What it may be refused its start for, each with the file or the field in its words.
+REFUSALS = (
+    OSError,
+    ValueError,
+    TokenizerError,
+    FleetError,
+    SpecError,
+    RecorderError,
+    ConnectionInvalid,
+    IdentityInvalid,
+)
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -58,6 +74,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--report-listen", default="", metavar="HOST:PORT", help="serve Fleet/Report for the operator; port 0: any"
     )
     parser.add_argument("--key-file", type=Path, help="the per-run key that engines want to see")
+    parser.add_argument("--tls-dir", type=Path, help="tls.crt, tls.key, ca.crt: engines are met over TLS, as gateway")
     parser.add_argument("--api-keys-file", type=Path, help="one key per line; without it everybody may come")
     parser.add_argument("--max-queued", type=int, default=1024, metavar="N")
     parser.add_argument("--deadline-s", type=float, default=120.0, help="how long a request may wait for a place")
@@ -111,7 +128,9 @@ def connection_of(arguments: argparse.Namespace) -> Connection | None:
     return from_pod(host, port, arguments.service_account)
 
 
-def beside_of(arguments: argparse.Namespace, key: str, told: dict[str, str]) -> Beside:
+def beside_of(
+    arguments: argparse.Namespace, key: str, told: dict[str, str], identity: IdentityKeeper | None = None
+) -> Beside:
     """What runs beside a gateway. `told` gets the address of the reports. Raises ConnectionInvalid, ValueError."""
     target = parse_target(arguments.discover) if arguments.discover else None
     connection = connection_of(arguments)
@@ -120,7 +139,7 @@ def beside_of(arguments: argparse.Namespace, key: str, told: dict[str, str]) -> 
     async def beside(gateway: Gateway) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             if arguments.report_listen:
-                reports = serving_reports(gateway.fleet_report, arguments.report_listen, key)
+                reports = serving_reports(gateway.fleet_report, arguments.report_listen, key, identity)
                 told["report"] = await stack.enter_async_context(reports)
             if connection is not None and target is not None:
                 from sluice_gateway.slice_api import HttpSliceApi  # who discovers nothing needs no HTTP client
@@ -156,16 +175,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings, tokenizer = make_settings(arguments), load_tokenizer(arguments.tokenizer)
         key = "" if arguments.key_file is None else arguments.key_file.read_text().strip()
+        identity = None if arguments.tls_dir is None else IdentityKeeper(arguments.tls_dir, Peer.GATEWAY)
         told: dict[str, str] = {}
-        beside = beside_of(arguments, key, told)
+        beside = beside_of(arguments, key, told, identity)
         recorder = join_supervisor(arguments)
         sock = listen(arguments.listen)
         tracer = make_tracer(arguments.otlp, "gateway", settings.gateway_id[:8])
-    except (OSError, ValueError, TokenizerError, FleetError, SpecError, RecorderError, ConnectionInvalid) as error:
+    except REFUSALS as error:
         print(f"sluice_gateway: {error}", file=sys.stderr)
         return 2
-    engines = partial(grpc_factory, key=key)
-    app = create_app(settings, tokenizer, engines, block_keys=keys_of, tracer=tracer, recorder=recorder, beside=beside)
+    engines = partial(grpc_factory, key=key, identity=identity)
+    app = create_app(
+        settings,
+        tokenizer,
+        engines,
+        block_keys=keys_of,
+        tracer=tracer,
+        recorder=recorder,
+        identity=identity,
+        beside=beside,
+    )
 
     def on_ready() -> None:
         settle_heap()

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sluice_engine.health.recorder import Recorder
+from sluice_engine.tls.keeper import IdentityKeeper
 from sluice_engine.tracing import NO_TRACER, Tracer
 from sluice_gateway.dispatch import Clock
 from sluice_gateway.endpoints import Endpoints
@@ -42,11 +43,12 @@ def create_app(
     block_keys: BlockKeys = no_keys,
     tracer: Tracer = NO_TRACER,
     recorder: Recorder | None = None,
+    identity: IdentityKeeper | None = None,
     beside: Callable[[Gateway], AbstractAsyncContextManager[object]] = lambda gateway: nullcontext(),
 ) -> FastAPI:
     """`app.state.gateway` is the Gateway. The links live from the application's start-up to its shutdown, and `beside`
     while they do."""
-    gateway = Gateway(settings, tokenizer, clients, clock, random or Random(), block_keys, tracer, recorder)
+    gateway = Gateway(settings, tokenizer, clients, clock, random or Random(), block_keys, tracer, recorder, identity)
     endpoints = Endpoints(gateway, wall, new_id)
 
     @asynccontextmanager

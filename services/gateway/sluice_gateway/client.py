@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
+from sluice_engine.tls.client import Lines, open_channel
+from sluice_engine.tls.diagnosis import why_not
+from sluice_engine.tls.identity import Identity
+from sluice_engine.tls.keeper import IdentityKeeper
+from sluice_engine.tls.peers import Peer
 from sluice_gateway.engine import EngineClient, EngineLost
+from sluice_gateway.fleet import Member
 from sluice_protocol import codec
 from sluice_protocol.generate import (
     MAX_MESSAGE_BYTES,
@@ -28,7 +34,8 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # No backoff, whatever its name: the time that one attempt to connect may take, handshake included.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -37,17 +44,30 @@ _OPTIONS: list[tuple[str, Any]] = [
 
 
 class GrpcEngine:
-    """One channel to one engine. `key` authenticates the gateway; `timeout_s` bounds Hello and Load."""
+    """The way to one engine. `key` authenticates the gateway, and so does its certificate if it has one: then the
+    engine has to be `peer` by its own. `timeout_s` bounds Hello and Load."""
 
-    def __init__(self, address: str, key: str, timeout_s: float = 5.0) -> None:
-        self._address = address
+    def __init__(
+        self,
+        address: str,
+        key: str,
+        timeout_s: float = 5.0,
+        identity: IdentityKeeper | None = None,
+        peer: Peer = Peer.DECODE,
+    ) -> None:
+        self._address, self._peer = address, peer
         self._timeout_s = timeout_s
         self._metadata = (("x-sluice-key", key),)
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
-        self._stub: Any = EngineStub(self._channel)
+        self._identity = identity
+        self._lines = Lines(
+            lambda shown: open_channel(address, peer, shown, _OPTIONS), cast(Any, EngineStub), self._current
+        )
+
+    def _current(self) -> Identity | None:
+        return None if self._identity is None else self._identity.current
 
     async def hello(self) -> EngineHello:
-        message = await self._unary(self._stub.Hello, pb.EngineHelloRequest(schema_version=SCHEMA_VERSION))
+        message = await self._unary("Hello", pb.EngineHelloRequest(schema_version=SCHEMA_VERSION))
         try:
             hello = codec.decode_engine_hello(message)
         except codec.MalformedMessage as error:
@@ -57,18 +77,18 @@ class GrpcEngine:
         return hello
 
     async def load(self) -> Load:
-        return codec.decode_load(await self._unary(self._stub.Load, pb.LoadRequest()))
+        return codec.decode_load(await self._unary("Load", pb.LoadRequest()))
 
-    async def _unary(self, method: Any, request: Any) -> Any:
+    async def _unary(self, method: str, request: Any) -> Any:
         try:
-            return await method(request, timeout=self._timeout_s, metadata=self._metadata)
+            return await self._lines.call(method, request, timeout=self._timeout_s, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            raise self._lost(error) from error
+            raise await self._why(error) from error
         except asyncio.CancelledError as error:
             raise _unless_cancelled(self._address) from error
 
     async def attach(self, gateway_id: str) -> AsyncIterator[TokenBatch]:
-        call = self._stub.Attach(pb.AttachRequest(gateway_id=gateway_id), metadata=self._metadata)
+        call = self._lines.call("Attach", pb.AttachRequest(gateway_id=gateway_id), metadata=self._metadata)
         try:
             async for message in call:
                 yield codec.decode_token_batch(message)
@@ -84,10 +104,17 @@ class GrpcEngine:
 
     def generate(self, request: GenerateRequest) -> GrpcGenerate:
         message = codec.encode_generate_request(request)
-        return GrpcGenerate(self._stub.Generate(message, metadata=self._metadata), self._address)
+        return GrpcGenerate(self._lines.call("Generate", message, metadata=self._metadata), self._address)
 
     async def close(self) -> None:
-        await self._channel.close(None)
+        await self._lines.close()
+
+    async def _why(self, error: grpc.aio.AioRpcError) -> EngineLost:
+        """With TLS's own reason where that is what is wrong."""
+        is_connection = error.code() is grpc.StatusCode.UNAVAILABLE
+        if is_connection and (why := await why_not(self._address, self._peer, self._current())):
+            return EngineLost(f"{self._address}: TLS: {why}")
+        return self._lost(error)
 
     def _lost(self, error: grpc.aio.AioRpcError) -> EngineLost:
         return EngineLost(f"{self._address}: {error.code().name}: {error.details()}")
@@ -131,5 +158,6 @@ def _unless_cancelled(address: str) -> EngineLost:
     return EngineLost(f"{address}: CANCELLED")
 
 
-def grpc_factory(address: str, key: str) -> EngineClient:
-    return GrpcEngine(address, key)
+def grpc_factory(member: Member, key: str, identity: IdentityKeeper | None = None) -> EngineClient:
+    peer = Peer.ENGINE if member.role is None else Peer(member.role)
+    return GrpcEngine(member.address, key, identity=identity, peer=peer)

@@ -21,6 +21,8 @@ from sluice_gateway.slices import LINGER_S, Endpoint, Present, addresses_of, rea
 FIRST_BACKOFF_S, MOST_BACKOFF_S = 0.5, 15.0
 # What a watch may have missed without a word is made up for by a listing.
 RELIST_S = 300.0
+# One that ends at once is not begun again at once.
+SHORTEST_WATCH_S = 1.0
 logger = logging.getLogger(__name__)
 
 
@@ -91,6 +93,8 @@ class Discovery:
                 logger.info("discovery: %s: listing anew", error)
                 backoff = FIRST_BACKOFF_S
             except ApiFailed as error:
+                # After a listing it is another trouble than before, and is not waited for as long.
+                backoff = backoff if self.trouble else FIRST_BACKOFF_S
                 self._complain(str(error))
             except Exception as error:  # a defect of ours ends this round, never the loop
                 logger.exception("discovery")
@@ -118,8 +122,10 @@ class Discovery:
             logger.info("discovery: %d engines", len(self._present.addresses))
         self.trouble = ""
         while self._clock() - listed_at < RELIST_S:
+            began = self._clock()
             async for event in self._api.watched(version):
                 version = self._apply(event) or version
+            await asyncio.sleep(max(0.0, SHORTEST_WATCH_S - (self._clock() - began)))
 
     def _replace(self, items: Iterable[Any]) -> None:
         self._slices = {name_of(item): read_slice(item) for item in items}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
+from sluice_gateway.fleet import Member
 from sluice_protocol.generate import EngineHello, GenerateReply, GenerateRequest, Load, TokenBatch
 
 
@@ -37,5 +38,5 @@ class EngineClient(Protocol):
     async def close(self) -> None: ...
 
 
-ClientFactory = Callable[[str], EngineClient]
-"""Address to client. Making one does no I/O."""
+ClientFactory = Callable[[Member], EngineClient]
+"""Member to client. Making one does no I/O."""

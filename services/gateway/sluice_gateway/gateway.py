@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from sluice_engine.health.recorder import Recorder
+from sluice_engine.tls.keeper import IdentityKeeper
 from sluice_engine.tracing import NO_TRACER, Tracer
 from sluice_gateway import errors
 from sluice_gateway.answer import Ask, Choice, Outcome
@@ -51,8 +52,10 @@ class Gateway:
         block_keys: BlockKeys,
         tracer: Tracer = NO_TRACER,
         recorder: Recorder | None = None,
+        identity: IdentityKeeper | None = None,
     ) -> None:
         self.settings = settings
+        self.identity = identity
         self.marks = GatewayMarks(recorder)
         self.tokenizer = tokenizer
         self.tracer = tracer
@@ -88,6 +91,9 @@ class Gateway:
         """For ever. An event loop logs the error of a callback and forgets it: that would be a silent end."""
         try:
             self.marks.turn(self.dispatcher.placeable(), self.dispatcher.dispatched, self.report)
+            if self.identity is not None:
+                self.identity.look()
+                self.marks.identity(self.identity.describe())
         except Exception:
             self.marks.end(failed=True)
             raise

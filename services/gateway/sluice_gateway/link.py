@@ -88,7 +88,7 @@ class Link:
     async def run(self) -> None:
         backoff = self._timings.first_backoff_s
         while True:
-            client = self._clients(self.member.address)
+            client = self._clients(self.member)
             try:
                 await self._serve(client)
             except EngineLost as error:

@@ -59,6 +59,11 @@ class GatewayMarks:
             self._tell_changes(self._recorder, told["engines"])
             self._recorder.mirror(Blob.GATEWAY, {**told, "engines": _short(told["engines"])})
 
+    def identity(self, told: Mapping[str, Any]) -> None:
+        """Whose certificate this gateway has, and until when."""
+        if self._recorder is not None:
+            self._recorder.mirror(Blob.IDENTITY, told)
+
     def _tell_changes(self, recorder: Recorder, engines: list[Mapping[str, Any]]) -> None:
         """One line per engine that came, went, or is in another trouble than before."""
         now = {f"{engine['role']} {engine['address']}": str(engine["trouble"]) for engine in engines}

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from sluice_gateway.engine import EngineClient, EngineLost
+from sluice_gateway.fleet import Member
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import (
     Ended,
@@ -301,7 +302,8 @@ class MemoryFleet:
 
     engines: dict[str, MemoryEngine]
 
-    def factory(self, address: str) -> EngineClient:
+    def factory(self, member: Member) -> EngineClient:
+        address = member.address
         engine = self.engines.get(address)
         if engine is None:
             engine = MemoryEngine(Role.UNIFIED, lambda _prompt, _position: 0, alive=False)

@@ -10,6 +10,8 @@ import grpc
 
 from sluice_engine.address import join, split
 from sluice_engine.keyed_server import build_server
+from sluice_engine.tls.keeper import IdentityKeeper
+from sluice_engine.tls.server import bind
 from sluice_protocol.codec import encode_fleet_report
 from sluice_protocol.fleet import FleetReport
 from sluice_protocol.generate import SCHEMA_VERSION
@@ -28,14 +30,16 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 
 
 @asynccontextmanager
-async def serving_reports(report: Callable[[], FleetReport], listen: str, key: str) -> AsyncIterator[str]:
+async def serving_reports(
+    report: Callable[[], FleetReport], listen: str, key: str, identity: IdentityKeeper | None = None
+) -> AsyncIterator[str]:
     """Its address, host:port, while it serves. `listen`: host:port; port 0: the system chooses. Raises RuntimeError
     when the port is taken."""
     host, wanted = split(listen)
-    server = build_server(key)
+    server = build_server(key, identity)
     fleet_pb2_grpc.add_FleetServicer_to_server(FleetService(report), server)
     try:
-        port = server.add_insecure_port(join(host, int(wanted)))
+        port = bind(server, join(host, int(wanted)), identity)
     except RuntimeError as error:
         raise OSError(f"--report-listen {listen}: nothing can be bound there: {error}") from error
     await server.start()

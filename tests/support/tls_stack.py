@@ -1,0 +1,144 @@
+"""Real gRPC servers and clients of the project over TLS, in one process: an engine's service that tests drive, and a
+source and a reader of leases on lease threads of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+from sluice_engine.health.recorder import unrecorded
+from sluice_engine.lease.client import LeaseClient
+from sluice_engine.lease.server import SourceServer
+from sluice_engine.lease.thread import LeaseThread
+from sluice_engine.server import build_server
+from sluice_engine.tls.keeper import IdentityKeeper
+from sluice_engine.tls.server import bind
+from sluice_protocol import codec
+from sluice_protocol.fingerprint import Fingerprint
+from sluice_protocol.generate import Ended, EndReason, EngineHello, Load, Role, TokenBatch
+from sluice_protocol.lease import LeaseEvent
+from sluice_protocol.sampling import Sampling
+from sluice_protocol.source import Granted, GrantedRecord, LeaseAdmitted, SourceHello, WantPrefill
+from sluice_protocol.v1 import engine_pb2 as pb
+from sluice_protocol.v1 import engine_pb2_grpc
+
+KEY = "key"
+FINGERPRINT = Fingerprint.of({"a": "b"})
+LOAD = Load("i1", 1, 2, 8, 10, 20, 1.5)
+
+
+class DrivenEngine(engine_pb2_grpc.EngineServicer):
+    """`batches` go out on Attach; Generate ends when `ended` is set."""
+
+    def __init__(self, role: Role) -> None:
+        self.hello = EngineHello(role, FINGERPRINT, "i1", 4096, 16, "", 77, 512)
+        self.batches: asyncio.Queue[TokenBatch] = asyncio.Queue()
+        self.ended = asyncio.Event()
+        self.calls: Counter[str] = Counter()
+
+    async def Hello(self, request: Any, context: Any) -> Any:
+        self.calls["Hello"] += 1
+        return codec.encode_engine_hello(self.hello)
+
+    async def Load(self, request: Any, context: Any) -> Any:
+        self.calls["Load"] += 1
+        return codec.encode_load(LOAD)
+
+    async def Attach(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            yield pb.TokenBatch()
+            while True:
+                yield codec.encode_token_batch(await self.batches.get())
+        finally:
+            self.calls["Attach ended"] += 1
+
+    async def Generate(self, request: Any, context: Any) -> Any:
+        await self.ended.wait()
+        return codec.encode_generate_reply(Ended(EndReason.STOP, 0))
+
+
+async def start_engine(role: Role, identity: IdentityKeeper | None) -> tuple[DrivenEngine, str, Any]:
+    """(the fake, its address, the server)."""
+    engine, server = DrivenEngine(role), build_server(KEY, identity)
+    engine_pb2_grpc.add_EngineServicer_to_server(engine, server)
+    port = bind(server, "127.0.0.1:0", identity)
+    await server.start()
+    return engine, f"127.0.0.1:{port}", server
+
+
+class HeardRooms:
+    """What a leader hears of its rooms, on either side."""
+
+    def __init__(self) -> None:
+        self.sources: dict[Any, Any] = {}
+        self.readers: dict[Any, Any] = {}
+        self.heard: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
+
+    def open_source(self, opened: Any, lease: Any) -> None:
+        self.heard.put_nowait(("open", opened, lease))
+        lease.post(LeaseEvent.ADMITTED, LeaseAdmitted(77))
+
+    def lease_ended(self, lease: Any) -> None:
+        self.heard.put_nowait(("ended", lease))
+
+    def on_granted(self, sequence: int, incarnation: str, records: Any) -> None:
+        self.heard.put_nowait(("granted", sequence, records))
+
+    def on_failed(self, sequence: int, reason: str, detail: str) -> None:
+        self.heard.put_nowait(("failed", sequence, reason, detail))
+
+
+class LeaseEnds:
+    """A source and a reader, each with a lease thread. Use as an async context manager."""
+
+    def __init__(self, source: IdentityKeeper | None, reader: IdentityKeeper | None) -> None:
+        self._identities = (source, reader)
+        self.source, self.reader = HeardRooms(), HeardRooms()
+        self.attached: list[str] = []
+        self.deaths: list[Exception] = []
+
+    async def __aenter__(self) -> LeaseEnds:
+        loop = asyncio.get_running_loop()
+        self._threads = [
+            LeaseThread(rooms, loop, Counter(), self.deaths.append, unrecorded("lease.thread"))  # type: ignore[arg-type]
+            for rooms in (self.source, self.reader)
+        ]
+        for thread in self._threads:
+            thread.start()
+        hello = SourceHello(FINGERPRINT, "s1", (), "stream", "agent", b"", 77)
+        self._server = SourceServer(self._threads[0], lambda: hello, None, self._identities[0])
+        self.address = await self._threads[0].run(self._server.start("127.0.0.1", KEY))
+        attach = lambda told: self.attached.append(told.incarnation)  # noqa: E731
+        self.client = LeaseClient(self._threads[1], FINGERPRINT, KEY, attach, identity=self._identities[1])
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self.deaths == []
+        await self._threads[0].run(self._server._server.stop(0))  # type: ignore[union-attr]
+        for thread in self._threads:
+            thread.call(thread._loop.stop)
+            await asyncio.to_thread(thread._thread.join, 10)
+
+    def open(self, sequence: int, address: str = "") -> None:
+        want = WantPrefill((1, 2, 3), (), Sampling(max_tokens=2))
+        self.client.open_reader(sequence, f"lease-{sequence}", address or self.address, want, 0)
+
+    async def heard(self, rooms: HeardRooms, what: str) -> tuple[Any, ...]:
+        """The next that is heard there has to be `what`."""
+        async with asyncio.timeout(20):
+            told = await rooms.heard.get()
+        assert told[0] == what, told
+        return told
+
+    async def opened(self, sequence: int) -> Any:
+        """The source's end of a lease that is open."""
+        self.open(sequence)
+        return (await self.heard(self.source, "open"))[2]
+
+    async def grant(self, lease: Any, index: int) -> None:
+        """One record more, which the reader hears of."""
+        record = GrantedRecord("page", index, 1, b"i" * 16, 7, 4, index)
+        lease.post(LeaseEvent.GRANTED, Granted((record,)))
+        assert (await self.heard(self.reader, "granted"))[2][0].record == index
