@@ -257,12 +257,14 @@ def test_a_start_that_cannot_work_says_why(arguments: list[str], message: str) -
     assert "Traceback" not in done.stderr
 
 
-def test_the_gateway_imports_no_torch_no_transformers_and_of_the_engine_only_what_watches() -> None:
+def test_the_gateway_imports_no_torch_no_transformers_and_of_the_engine_only_what_watches_and_connects() -> None:
     code = (
         "import re, sys, sluice_gateway.__main__, sluice_gateway.memory\n"
         "bad = {'torch', 'transformers', 'sluice_kernels', 'nixl_cu13'} & set(sys.modules)\n"
-        "watching = r'sluice_engine([.](errors|hooks|processes|probe_client|log|tracing|health([.].*)?))?'\n"
-        "bad |= {m for m in sys.modules if m.startswith('sluice_engine') and not re.fullmatch(watching, m)}\n"
+        "watching = 'errors|hooks|processes|probe_client|log|tracing|health([.].*)?'\n"
+        "connecting = 'address|cluster_connection|grpc_options|keyed_server|tls([.].*)?'\n"
+        "shared = f'sluice_engine([.]({watching}|{connecting}))?'\n"
+        "bad |= {m for m in sys.modules if m.startswith('sluice_engine') and not re.fullmatch(shared, m)}\n"
         "print(sorted(bad))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
