@@ -18,7 +18,7 @@ RUN python3 -m venv /tools/uv && /tools/with-ca /tools/uv/bin/pip install --quie
 FROM tools AS wanted
 COPY pyproject.toml uv.lock /source/
 RUN cd /source && /tools/uv/bin/uv export --quiet --frozen --no-emit-project --no-annotate --no-header \
-    --extra gateway --extra operator > /wanted.txt
+    --extra gateway --extra operator --extra trace > /wanted.txt
 
 FROM tools AS dependencies
 COPY --from=wanted /wanted.txt /wanted.txt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import yaml
@@ -16,8 +17,10 @@ from charts import CHARTS, GOLDEN, IMAGE, VARIANTS, helm, objects, render
 from sluice_operator.__main__ import parser
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import from_json
+from sluice_operator.certificates import NotOurs, read_leaf
 from sluice_operator.cluster import KINDS
-from sluice_operator.names import OPERATOR_LABELS, PodRole, role_labels
+from sluice_operator.keyring import decode
+from sluice_operator.names import OPERATOR_LABELS, PodRole, certificate_secret, role_labels
 from sluice_operator.render import ports
 from sluice_operator.render.children import OwnerRef, standing
 
@@ -141,6 +144,13 @@ def test_the_operators_own_policy_lets_it_reach_pods_and_api_server_and_nothing_
             assert allows([*rules, *policies], operator, others[role.value], port, "TCP"), (role, port)
 
 
+def is_leaf(namespace, item):
+    try:
+        return read_leaf(decode(item), "decode", "m", namespace)
+    except NotOurs:
+        return None
+
+
 def network_policies_of(namespace):
     spec = from_json(ModelDeploymentSpec, manifest(), "spec")
     return [item for item in standing(OwnerRef(namespace, "m", "u"), spec) if item["kind"] == "NetworkPolicy"]
@@ -158,11 +168,14 @@ def test_with_the_charts_rights_alone_all_works_in_a_restricted_namespace(plane,
     plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(made))
     own = KINDS["Deployment"].path(namespace, "sluice-operator")
     client.until(own, lambda there: there.get("status", {}).get("readyReplicas") == 2)
-    with OperatorProcess(plane, user, namespace, is_admin=False) as operator:
+    with OperatorProcess(plane, user, namespace, "--resync-s=5", is_admin=False) as operator:
         served = Served(client, namespace)
         # The chart does not let it, unless podMonitor.allow says so: then it does without.
         served.create(monitoring={"podMonitor": True})
         served.until_served("1")
+        certificate = KINDS["Secret"].path(namespace, certificate_secret("m", PodRole.DECODE))
+        client.merge(certificate, {"data": {"tls.crt": "bm9uc2Vuc2U="}})
+        client.until(certificate, partial(is_leaf, namespace))
         served.roll_to("2")
         served.until_served("2")
         plane.kubectl("scale", "mdep/m", "-n", namespace, "--replicas=0")

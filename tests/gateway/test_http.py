@@ -70,3 +70,11 @@ async def test_a_missing_model_is_404(start: Any) -> None:
     response: httpx.Response = await stack.chat(model="other")
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "model_not_found"
+
+
+async def test_a_gateway_that_joins_others_can_wait_for_its_first_pair(start) -> None:
+    alone = await start(engines={}, wait=False)
+    assert not await alone.gateway.meet(0.05)
+    later = await start(wait=False)
+    assert await later.gateway.meet(20)
+    assert (await later.chat()).status_code == 200

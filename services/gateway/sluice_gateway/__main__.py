@@ -51,6 +51,8 @@ REFUSALS = (
     ConnectionInvalid,
     IdentityInvalid,
 )
+# A gateway that joins others is not ready before it has met a pair; where there is none, somebody has to say so.
+FIRST_LOOK_S = 10.0
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -148,6 +150,7 @@ def beside_of(
                 prefer_v6 = connection.server.startswith("https://[")
                 discovery = Discovery(api, gateway.members.set_fleet, prefer_v6)
                 await stack.enter_async_context(discovering(discovery))
+                await gateway.meet(FIRST_LOOK_S)
             yield
 
     return beside

@@ -71,10 +71,22 @@ class Gateway:
         self.board = StatusBoard(self.report, settings.supervisor, clock)
         self._watcher: asyncio.Task[None] | None = None
         self._turn: asyncio.TimerHandle | None = None
+        self._met = asyncio.Event()
         self._running: set[asyncio.Task[Any]] = set()
 
     def _changed(self) -> None:
         self.dispatcher.changed()
+        if self._has_pair():
+            self._met.set()
+
+    async def meet(self, within_s: float) -> bool:
+        """Wait for a first pair that could take work; False when there is none within the time."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._met.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def _has_pair(self) -> bool:
         return self.dispatcher.usable() is None
