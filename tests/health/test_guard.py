@@ -268,3 +268,18 @@ async def test_a_probe_that_is_no_http_or_never_ends_holds_up_nobody(scene: Scen
     for _, writer in silent:
         writer.close()
     garbage.close()
+
+
+async def test_a_filesystem_that_hangs_holds_up_neither_the_probes_nor_the_end(tmp_path: Path, monkeypatch) -> None:
+    """A pipe without a writer, where the list of incidents should be: reading it takes for ever."""
+    monkeypatch.setattr(guard, "NOTE_S", 1.0)
+    (tmp_path / "evidence").mkdir()
+    os.mkfifo(tmp_path / "evidence" / "incidents.jsonl")
+    scene = Scene(tmp_path)
+    async with running(scene):
+        closing = asyncio.create_task(scene.guard.close(WEDGE))
+        while not (tmp_path / "termination-log").exists():
+            assert not closing.done()
+            await asyncio.sleep(0.01)
+        assert (await asyncio.wait_for(ask(scene.guard.probe_port, "/livez"), 10))[0] == 200
+        assert await asyncio.wait_for(closing, 30) == EXIT_WEDGED
