@@ -6,10 +6,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,6 +23,8 @@ from stack_double import Process, eventually
 from stopped import stop_process
 
 from sluice_engine.health.incidents import read_incidents
+
+MODEL = Path(__file__).parents[2] / "models" / "recall-1m"
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -126,6 +130,33 @@ def test_a_stdout_that_nobody_reads_stops_no_supervisor(tmp_path: Path) -> None:
         stop_process(leader_of(process.pid))
         assert process.wait(90) == 3
     assert_told(tmp_path, "SchedulerFrozen", "leader.loop", "stopped by a signal")
+
+
+def test_weights_that_come_slowly_are_no_stalled_start(tmp_path: Path) -> None:
+    """Drop by drop, for three times as long as a start may stand, before the leader has done anything else."""
+    model, start_s = tmp_path / "model", 5.0
+    model.mkdir()
+    shutil.copy(MODEL / "config.json", model)
+    os.mkfifo(model / "model.safetensors")
+    with supervised(tmp_path, scripted=None, model=str(model), health={"start_s": start_s}) as process:
+        with (model / "model.safetensors").open("wb", buffering=0) as weights:  # waits for the leader
+            deadline = time.monotonic() + 3 * start_s
+            while time.monotonic() < deadline:
+                weights.write(b"x" * 4096)
+                assert process.popen.poll() is None, process.events[-1]
+                time.sleep(0.2)
+            assert process.popen.wait(60) == 3  # nothing comes any more
+    assert (tmp_path / "termination-log").read_text().startswith("Wedged: StartStalled: ")
+
+
+def test_last_words_about_weights_that_cannot_be_read(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    shutil.copy(MODEL / "config.json", model)
+    (model / "model.safetensors").mkdir()
+    with supervised(tmp_path, scripted=None, model=str(model), health={"start_s": 60.0}) as process:
+        assert process.popen.wait(60) == 1
+    assert_told(tmp_path, "LeaderDead", "leader", "IsADirectoryError")
 
 
 def fill(writing: int) -> None:

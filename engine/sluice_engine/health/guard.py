@@ -46,6 +46,8 @@ NOTE_S = 3.0
 LEASE_SILENT_S = 4.0
 # Kubernetes keeps the last 4096 bytes of a termination message.
 MAX_MESSAGE_BYTES = 4096
+# A sidecar that is killed is back sooner; what is away for longer can hand nothing over.
+AWAY_S = 4.0
 T = TypeVar("T")
 
 
@@ -153,6 +155,7 @@ class Guard:
         for watched in self.service.watched:
             if watched.process == process:
                 self.recorder.row(watched.name).forget()
+        self.watch.forgot(process)
 
     # -- readiness -------------------------------------------------------------------------------------------------
 
@@ -160,7 +163,8 @@ class Guard:
     def is_ready(self) -> bool:
         verdict = self.watch.verdict
         silent = self.watch.lease_silent_s > LEASE_SILENT_S
-        away = self.draining or self.collecting or self.quarantined or silent
+        gone = self.watch.away_s > AWAY_S
+        away = self.draining or self.collecting or self.quarantined or silent or gone
         return self.watch.started and not (away or verdict.is_fatal)
 
     @property
