@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from sluice_engine.address import join
 from sluice_engine.health.evidence import EvidenceLimits
 from sluice_engine.health.guard import Guard, Policy
 from sluice_engine.health.incidents import QuarantinePolicy
+from sluice_engine.health.secrets import without_secrets as without_secrets
 from sluice_engine.health.spec import HealthSpec
 from sluice_engine.health.verdict import Budgets, Verdict
 from sluice_engine.processes import json_lines, say
@@ -51,11 +51,6 @@ def announce(guard: Guard, host: str) -> None:
 def ports_of(*addresses: object) -> list[int]:
     """Of `host:port` or URLs; an empty one has none."""
     return [int(str(address).rpartition(":")[2].strip("/")) for address in addresses if address]
-
-
-def without_secrets(text: str) -> str:
-    """User and password of a URL are nobody's business but the collector's."""
-    return re.sub(r"(\w+://)[^/@\s]+@", r"\1(not told)@", text)
 
 
 async def end_by(guard: Guard, verdict: Verdict) -> int:

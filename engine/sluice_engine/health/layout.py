@@ -85,6 +85,8 @@ class Phase(IntEnum):
     VERIFYING = 13
     ENCODING = 14
     DRAINING = 15
+    ACCEPTING = 16  # what waits at a listening socket
+    WAITING = 17  # for room, or for a turn
 
 
 NAME_BYTES, FIELDS, DOING_BYTES = 32, 16, 96

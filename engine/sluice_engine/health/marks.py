@@ -30,13 +30,14 @@ class LeaderMarks:
     def begin(self, phase: Phase) -> None:
         """Of the thread whose loop this is."""
         self.row.begin(phase)
-        self.queue.begin(phase)
+        self.queue.begin(Phase.IDLE)
 
     def waiting(self, head: int, admissible: int) -> None:
         """Sequences that wait though there is room, and the first of them: it must not stay the first, also while
         steps come and go."""
         self.queue.progress(head)
         self.queue.pending(admissible)
+        self.queue.enter(Phase.WAITING if admissible else Phase.IDLE)
 
     def planning(self) -> None:
         self.row.tick()
