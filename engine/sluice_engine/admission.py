@@ -77,13 +77,29 @@ def no_pages_free(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
     promised = sum(state.limits.pages_for(len(s.tokens)) for s in state.sequences.values() if s.phase is Phase.WAITING)
     needed = state.limits.pages_for(len(spec.tokens))
     room = state.ledger.num_free(RecordKind.PAGE) - promised
-    if room < needed:  # counting what the cache could give back is worth its time only now
-        room += sum(
-            ref.kind is RecordKind.PAGE and state.ledger.holders(ref) == (CACHE,) for ref in state.cache.references()
-        )
+    if room < needed:  # counting is worth its time only now
+        room += pages_of_cache_alone(state)
     if needed <= room:
         return None
     return Refused("NoPagesFree", f"{needed} pages are needed and {max(room, 0)} could be free", RETRY_MS)
+
+
+def pages_of_cache_alone(state: SchedulerState) -> int:
+    """Pages that the cache could give back at once. Looks at each of its pages."""
+    return sum(
+        ref.kind is RecordKind.PAGE and state.ledger.holders(ref) == (CACHE,) for ref in state.cache.references()
+    )
+
+
+def starving(state: SchedulerState) -> tuple[int, int]:
+    """(first, number) of those that wait though a plan could give the first its records; (0, 0) where there is none."""
+    if not (state.waiting and state.free_rows and state.ledger.num_free(RecordKind.STATE)):
+        return 0, 0
+    head = state.sequences[state.waiting[0]]
+    missing = state.limits.pages_for(len(head.tokens)) - state.ledger.num_free(RecordKind.PAGE)
+    if missing > 0 and missing > pages_of_cache_alone(state):
+        return 0, 0
+    return head.id, len(state.waiting)
 
 
 CHECKS: tuple[Check, ...] = (

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sluice_engine import hooks, log
-from sluice_engine.admission import admit
+from sluice_engine.admission import admit, starving
 from sluice_engine.errors import EngineError, LedgerError, RankFault
 from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.inspect import summary
@@ -279,7 +279,6 @@ class Leader:
         for gone in planned.gone:
             self._on_gone(gone)
         self.rooms.on_plan(planned)
-        self.marks.waiting(*self._starving())
         if planned.record.is_empty:
             self.marks.resting(self._runnable())
             if planned.progressed or (self._results and self._results[0].number <= self.state.visible_through):
@@ -301,21 +300,13 @@ class Leader:
     def _runnable(self) -> int:
         """Sequences that a plan could advance now: those that compute, and those that wait though there is room."""
         state = self.state
-        return self._starving()[1] or int(state.can_run and not state.stalled)
-
-    def _starving(self) -> tuple[int, int]:
-        """(first, number) of those that wait though there is room for the first; (0, 0) where there is none."""
-        state = self.state
-        if state.waiting and state.free_rows and state.ledger.num_free(RecordKind.STATE):
-            head = state.sequences[state.waiting[0]]
-            if state.limits.pages_for(len(head.tokens)) <= state.ledger.num_free(RecordKind.PAGE):
-                return head.id, len(state.waiting)
-        return 0, 0
+        return starving(state)[1] or int(state.can_run and not state.stalled)
 
     def look_after(self) -> None:
         """From a timer, whether or not there is work: the marks that say that this loop turns, and the mirrors."""
         hooks.reach("leader.turn")
         self.marks.row.tick()
+        self.marks.waiting(*starving(self.state))
         if not self._awaiting:
             self.marks.resting(self._runnable())
         self.mirror_books()

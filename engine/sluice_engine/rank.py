@@ -109,6 +109,7 @@ class WatchedModel:
 def _frames(frames: wire.FrameSocket, loop: Row) -> Iterator[bytes]:
     """Step records, until the leader is gone. Ticks while none comes."""
     while True:
+        loop.tick()
         loop.enter(Phase.RECEIVING)
         while not frames.wait(KEEPALIVE_MS):
             loop.tick()

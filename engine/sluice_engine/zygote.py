@@ -27,6 +27,8 @@ from sluice_engine.rank import serve
 from sluice_engine.spec import load_spec
 
 MAX_REQUEST_BYTES = 64 * 1024
+# Answered by {"pid": n} and the end of the stream.
+PING = b'{"ping": true}\n'
 # Who has not asked by then is closed.
 REQUEST_S = 10.0
 CROWDED_S = 0.05
@@ -99,12 +101,23 @@ class Zygote:
             self._drop(asker)
             return
         try:
-            if self._read(asker):
+            if not self._read(asker):
+                return
+            if asker.words == PING:
+                self._answer_ping(asker)
+            else:
                 self._fork(asker, *_parse(asker.words))
         except BlockingIOError:
             return
         except (OSError, _BadRequest) as error:
             self._refuse(asker, str(error))
+
+    def _answer_ping(self, asker: _Asker) -> None:
+        """It turns: that is all that somebody wanted to know."""
+        _tell(asker, pid=os.getpid())
+        del self._asking[asker]
+        self._close_memory(asker)
+        self._drop(asker)
 
     def _read(self, asker: _Asker) -> bool:
         """Whether the request is whole."""

@@ -193,9 +193,9 @@ def test_a_gateway_has_findings_too(capsys, tmp_path):
 
 
 def test_a_step_that_was_kept_in_part_is_told_without_its_counts(capsys, tmp_path, recorder):
-    record = StepRecord(2, batches=(Batch((RowWork(0, 0, tuple(range(5000)), True),)),))
+    record = StepRecord(2, batches=(Batch((RowWork(0, 0, tuple(range(20000)), True),)),))
     frame, chain = encode_step(record, bytes(16))
-    recorder.step_sent(2, frame, chain, 5000, 1, 0)
+    recorder.step_sent(2, frame, chain, 20000, 1, 0)
     assert "kept in part only" in said(capsys, str(bundle(tmp_path, recorder, STUCK)), "--show-tokens")
 
 

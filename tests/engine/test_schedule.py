@@ -7,6 +7,7 @@ from engine_double import PAGE, Engine, RefusedByEngine, tiny_layouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice_engine.admission import starving
 from sluice_engine.ledger import RecordState
 from sluice_engine.limits import SnapshotPolicy
 from sluice_engine.sequence import EndCause, LeaseEnded, Mode, Phase
@@ -236,3 +237,24 @@ def test_a_record_in_the_wrong_state_is_a_divergence(engine):
     assert engine.state.ledger.state(ref) is RecordState.LIVE
     with pytest.raises(Exception, match="LIVE and closed"):
         engine.mirror.check_writable(ref.kind, ref.record)
+
+
+def test_who_waits_while_the_cache_alone_holds_the_pages_starves_and_who_waits_for_others_does_not():
+    """A pool that is full of cached prefixes is the usual state of an engine that has run for a while."""
+    engine = Engine(pool_plan=PoolPlan(12, 8, 8))
+    for seed in range(6):
+        engine.generate(prompt(3 * PAGE, seed), 2)
+    state = engine.state
+    free = state.ledger.num_free(RecordKind.PAGE)
+    assert free < 8, "the cache holds most of the pool"
+    long = engine.submit(prompt(8 * PAGE, 9), 4 * PAGE)
+    assert starving(state) == (long, 1)
+    while state.waiting:
+        engine.step()
+    assert starving(state) == (0, 0)
+    for _ in range(3):
+        engine.step()
+    state.waiting.append(long)  # another one of its size: its pages are the first one's
+    assert starving(state) == (0, 0)
+    state.waiting.clear()
+    engine.run()

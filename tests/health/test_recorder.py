@@ -67,7 +67,7 @@ def test_rows_and_blobs_of_all_do_not_overlap(recorder: Recorder) -> None:
     for blob in Blob:
         full.mirror(blob, {"blob": blob.name, "much": "y" * (layout.BLOB_BYTES - 40)})
     for number in range(3 * layout.STEPS):
-        full.step_sent(number, bytes([number % 256]) * 5000, b"c" * 16, 1, 1, 1)
+        full.step_sent(number, bytes([number % 256]) * (layout.STEP_FRAME_BYTES + 100), b"c" * 16, 1, 1, 1)
     for writer in Writer:
         for number in range(3 * layout.EVENTS):
             full.event(writer, f"{writer.name} {number} " + "z" * 500)

@@ -232,6 +232,18 @@ def test_a_long_step_keeps_its_budget_until_the_rank_has_moved_on(pending):
     assert wedged(engine.run(BUDGETS.floor_s + 1)) == (Reason.RANK_FROZEN, "rank0.loop")
 
 
+@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.LOADING])
+def test_what_a_start_has_taken_is_not_held_against_the_loop_that_begins(phase):
+    engine = Engine()
+    engine.started, engine.loading = False, True
+    engine.set("rank0.loop", phase=phase)
+    engine.freeze("rank0.loop")
+    assert not engine.run(5 * BUDGETS.floor_s).is_fatal
+    engine.set("rank0.loop", phase=Phase.RECEIVING)
+    assert not engine.run(BUDGETS.floor_s - 1).is_fatal
+    assert wedged(engine.run(2.0)) == (Reason.RANK_FROZEN, "rank0.loop")
+
+
 def test_every_reason_of_a_wedge_is_in_a_table():
     tabled = {row[2] for row in FROZEN} | {row[2] for row in STALLED} | {Reason.START_STALLED}
     deaths = {row[1] for row in DEATHS} | {Reason.THREAD_DEAD, Reason.DRAIN_STALLED}  # the last is the supervisor's own

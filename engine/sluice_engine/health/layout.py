@@ -14,7 +14,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 MAGIC = int.from_bytes(b"SLUICEFR", "little")
-VERSION = 2
+VERSION = 3
 WORD = 8
 
 
@@ -128,7 +128,8 @@ class StepField(IntEnum):
     CHAIN = 7  # first 8 bytes of the digest that the record was chained to
 
 
-STEP_FRAME_BYTES = 2048 - STEP_HEAD_BYTES
+# A chunk of some thousand tokens for a sequence that begins: the step that is stuck is often the largest.
+STEP_FRAME_BYTES = 16 * 1024 - STEP_HEAD_BYTES
 STEP_BYTES = STEP_HEAD_BYTES + STEP_FRAME_BYTES
 STEPS_AT = BLOBS_AT + len(Blob) * (BLOB_HEAD_BYTES + BLOB_BYTES)
 

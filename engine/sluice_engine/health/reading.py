@@ -227,7 +227,8 @@ def carry(before: Reading | None, after: Reading) -> Reading:
     """The *before* for the next verdict: every row as it is in `after`, with the moments when it last moved.
 
     Progress counts as moving while nothing is pending: what is frozen is a counter with work behind it. What the work
-    was expected to take is kept until it has moved: its end is known to others a moment before.
+    was expected to take is kept until it has moved: its end is known to others a moment before. A loop that has not
+    begun has no turns to miss: a start is judged as a whole.
     """
     rows = {}
     for name, row in after.rows.items():
@@ -241,7 +242,8 @@ def carry(before: Reading | None, after: Reading) -> Reading:
             "progressed_s": after.at_s,
             "progressed_expected_ns": expected,
         }
-        if same and old is not None and old.ticks == row.ticks:
+        begun = row.phase not in (Phase.STARTING, Phase.LOADING)
+        if begun and same and old is not None and old.ticks == row.ticks:
             moved |= {"ticked_s": old.ticked_s, "cpu_ticked_s": old.cpu_ticked_s}
             moved["ticked_expected_ns"] = max(old.ticked_expected_ns, expected)
         if same and old is not None and old.progress == row.progress and old.pending and row.pending:

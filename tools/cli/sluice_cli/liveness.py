@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 from sluice_engine.probe_client import NoAnswer, ask
+
+PING = b'{"ping": true}\n'
 
 PERIOD_S, TIMEOUT_S, FAILURES = 2.0, 2.0, 3
 
@@ -37,3 +40,30 @@ async def look_after(url: str, condemn: Callable[[str], None], period_s: float =
         if failures < FAILURES:
             await asyncio.sleep(period_s)
     condemn(f"{why}, {FAILURES} times in a row")
+
+
+async def zygote_problem(socket: Path, timeout_s: float = TIMEOUT_S) -> str:
+    """Why the zygote does not count as alive now; empty when it answers."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_unix_connection(str(socket))
+            try:
+                writer.write(PING)
+                return "" if await reader.readline() else "it ends what is asked of it"
+            finally:
+                writer.close()
+    except (OSError, TimeoutError) as error:
+        return f"it does not answer: {error or f'not within {timeout_s:.0f} s'}"
+
+
+async def look_after_zygote(
+    socket: Path, is_needed: Callable[[], bool], condemn: Callable[[str], None], period_s: float = PERIOD_S
+) -> None:
+    """For ever. All ranks hang on it: nobody ends it while they run and none is to be forked."""
+    failures = 0
+    while True:
+        await asyncio.sleep(period_s)
+        why = await zygote_problem(socket) if is_needed() else ""
+        failures = failures + 1 if why else 0
+        if failures == FAILURES:
+            condemn(f"{why}, {FAILURES} times in a row, while an engine waits for a rank")

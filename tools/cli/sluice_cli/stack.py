@@ -18,7 +18,7 @@ from typing import TextIO
 
 from sluice_cli import sample
 from sluice_cli.http import get_json
-from sluice_cli.liveness import look_after
+from sluice_cli.liveness import look_after, look_after_zygote
 from sluice_cli.place import remove_note, write_note
 from sluice_cli.services import Event, Service, StartFailed
 from sluice_protocol.generate import Role
@@ -70,6 +70,7 @@ class Stack:
         self._loading: dict[str, tuple[float, int]] = {}  # engine -> (since, quarters said)
         self._announced: dict[str, Event] = {}  # service -> what its supervisor said of itself
         self._liveness: dict[str, asyncio.Task[None]] = {}
+        self._zygote_watch: list[asyncio.Task[None]] = []
         self._is_ready = False
         self._stop = asyncio.Event()
         self._wounded = asyncio.Event()
@@ -90,12 +91,13 @@ class Stack:
         try:
             for service in self.services:
                 service.begin()
+            self._zygote_watch += [self._look_after_zygote(zygote) for zygote in self._layers[-1]]
             if await self._unless_over(self._all_ready()) and await self._unless_over(self._routable()):
                 await self._serve()
             return self._verdict()
         finally:
             self._say("stopping")
-            for watch in self._liveness.values():
+            for watch in (*self._liveness.values(), *self._zygote_watch):
                 watch.cancel()
             for layer in self._layers:
                 await asyncio.gather(*(service.stop() for service in layer))
@@ -290,6 +292,15 @@ class Stack:
         service = next(service for service in self.services if service.name == name)
         watch = look_after(str(event["probes"]), service.condemn)
         self._liveness[name] = asyncio.get_running_loop().create_task(watch, name=f"liveness of {name}")
+
+    def _look_after_zygote(self, zygote: Service) -> asyncio.Task[None]:
+        """It has no supervisor. While it imports torch nobody expects an answer."""
+
+        def is_needed() -> bool:
+            return zygote.ready.is_set() and not all(engine.ready.is_set() for engine in self._engines)
+
+        watch = look_after_zygote(self.directory / "zygote.sock", is_needed, zygote.condemn)
+        return asyncio.get_running_loop().create_task(watch, name="liveness of the zygote")
 
     def _say_ready(self, name: str, event: Event) -> None:
         self._loading.pop(name, None)
