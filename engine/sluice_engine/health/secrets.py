@@ -9,12 +9,14 @@ from typing import Any
 
 NOT_TOLD = "(not told)"
 _URL = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*://)(?P<rest>\S+)")
+# As HTTP libraries tell what they asked a host for.
+_QUERY = re.compile(r"(?P<path>(?<!\S)/[^\s?#]*)[?#](?!\(not told\))\S+")
 
 
 def without_secrets(text: str) -> str:
     """Of each URL in it scheme, host, port and path are told; only the scheme where it is not clear which part is
     which."""
-    return _URL.sub(_told, text)
+    return _QUERY.sub(rf"\g<path>?{NOT_TOLD}", _URL.sub(_told, text))
 
 
 def _told(url: re.Match[str]) -> str:
