@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -205,3 +206,11 @@ def test_the_queue_is_idle_or_waits_and_never_starts(tmp_path):
     assert Copy(recorder.view).rows()["leader.queue"].phase is Phase.WAITING
     marks.waiting(head=8, admissible=0)
     assert Copy(recorder.view).rows()["leader.queue"].phase is Phase.IDLE
+
+
+def test_every_mirror_has_a_writer():
+    """What nobody writes tells whoever reads evidence that there was nothing to tell."""
+    root = Path(__file__).resolve().parents[2]
+    sources = [path for folder in ("engine", "services") for path in (root / folder).rglob("*.py")]
+    written = {name for path in sources for name in re.findall(r"\.mirror\(Blob\.(\w+), ", path.read_text())}
+    assert written == {blob.name for blob in Blob}
