@@ -15,7 +15,7 @@ from sluice_operator.moments import rfc3339, seconds
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.observed import Observed, Pod, Revision
 from sluice_operator.placement import Placement
-from sluice_operator.reasons import Reason, tell
+from sluice_operator.reasons import Reason, cut, tell
 from sluice_operator.rollout import RolloutView
 
 CHAIN = ("Accepted", "Placed", "PrefillReady", "DecodeReady", "GatewayReady", "Routable")
@@ -86,7 +86,8 @@ def _accepted(found: Findings) -> Finding:
     if found.objection is None:
         return Finding("Accepted", TRUE, Reason.ACCEPTED, tell(Reason.ACCEPTED))
     reason, problem = found.objection
-    return Finding("Accepted", FALSE, reason, f"{problem}. {tell(reason)}")
+    remedy = tell(reason)
+    return Finding("Accepted", FALSE, reason, f"{cut(str(problem), MAX_MESSAGE - len(remedy) - 2)}. {remedy}")
 
 
 def _placed(found: Findings) -> Finding:

@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sluice_operator.api.status import MAX_MESSAGE
+
+# Left for what stands before a message, such as "1/2 pods are ready."
+PREFIX_ROOM = 64
+
 
 class Reason(StrEnum):
     # Accepted
@@ -178,10 +183,15 @@ REASONS: Mapping[Reason, Entry] = {
 
 
 def tell(reason: Reason, detail: str = "") -> str:
-    """What a condition's message says: meaning, detail, remedy."""
+    """What a condition's message says: meaning, detail, remedy. It is the detail that is cut where all is too long."""
     entry = REASONS[reason]
-    parts = [entry.meaning if not detail else f"{entry.meaning} {detail}"]
-    return " ".join([*parts, entry.remedy]).strip()
+    room = MAX_MESSAGE - PREFIX_ROOM - len(entry.meaning) - len(entry.remedy)
+    return " ".join(part for part in (entry.meaning, cut(detail, room), entry.remedy) if part)
+
+
+def cut(text: str, room: int) -> str:
+    """At most `room` characters of it."""
+    return text if len(text) <= room else f"{text[: max(0, room - 3)]}..."
 
 
 def render_table() -> str:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from operator_cluster import PAGES, Cluster, manifest, with_tag
 
 from sluice_operator.actions import WriteStatus
 from sluice_operator.api.enums import ConditionStatus
 from sluice_operator.api.schema import object_schema
-from sluice_operator.api.status import Condition, DecisionStatus, ModelDeploymentStatus, ScalingStatus
+from sluice_operator.api.status import MAX_MESSAGE, Condition, DecisionStatus, ModelDeploymentStatus, ScalingStatus
 from sluice_operator.api.value import to_json
 from sluice_operator.conditions import Finding, dated, first_broken
 from sluice_operator.names import PodRole
 from sluice_operator.observed import Memory, Termination
-from sluice_operator.reasons import Reason
+from sluice_operator.reasons import PREFIX_ROOM, REASONS, Reason, tell
 from sluice_operator.status import must_write
 
 
@@ -141,3 +142,12 @@ def test_scale_sees_what_an_hpa_needs():
     cluster.run_until_quiet(2000)
     assert cluster.status.decode_replicas == 0
     assert (cluster.status.reason, cluster.condition("DecodeReady").reason) == ("ScaledToZero", "ScaledToZero")
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_however_long_the_detail_is_the_remedy_is_told(reason):
+    """A scheduler with 42 nodes has a lot to say."""
+    told = tell(reason, "0/42 nodes are available: " * 100)
+    assert len(told) <= MAX_MESSAGE - PREFIX_ROOM + 2
+    assert told.startswith(REASONS[reason].meaning)
+    assert told.endswith(REASONS[reason].remedy)
