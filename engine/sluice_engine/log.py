@@ -10,6 +10,8 @@ import time
 from enum import StrEnum
 from typing import TextIO
 
+from sluice_engine.health.secrets import values_without_secrets, without_secrets
+
 _logger = logging.getLogger("sluice")
 _logger.propagate = False
 
@@ -30,9 +32,10 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, object] = getattr(record, "fields", {})
-        event = record.getMessage()
+        event = without_secrets(record.getMessage())  # a library may tell the URL it was given
         if record.exc_info:
             fields = fields | {"exception": self.formatException(record.exc_info)}
+        fields = values_without_secrets(fields)
         if self._as_json:
             head = {"at": _utc(record.created), "level": record.levelname.lower(), "service": self._service}
             return json.dumps(head | {"event": event} | fields, default=str)

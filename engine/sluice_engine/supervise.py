@@ -24,11 +24,13 @@ import msgspec
 from sluice_engine import hooks
 from sluice_engine.arguments import own_spec, parse_arguments
 from sluice_engine.deaths import ChildDied, blamed, deaths_of, first_cause, has_followed
+from sluice_engine.errors import SpecError
 from sluice_engine.health.guard import Guard, Service
 from sluice_engine.health.reading import Exit
 from sluice_engine.health.stacks import share_stacks
 from sluice_engine.health.verdict import Verdict
 from sluice_engine.health.watched import LEADER_LOOP, Reason, engine_rows
+from sluice_engine.model.errors import ModelError
 from sluice_engine.outlet import heard_or_not
 from sluice_engine.pool import create_memory
 from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, pass_on, say
@@ -360,6 +362,10 @@ class Supervisor:
             await process.wait()
 
 
+# The spec, or the model that it names, cannot be served: nobody has died.
+EXIT_REFUSED = 2
+
+
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     if args.parent:
@@ -370,6 +376,9 @@ def main(argv: list[str] | None = None) -> int:
             if spec.faults:
                 hooks.arm(spec.faults)
             return asyncio.run(_run(spec, path, args.zygote))
+        except (SpecError, ModelError) as error:
+            say("died", cause=f"{type(error).__name__}: {error}")
+            return EXIT_REFUSED
         except Exception as error:
             say("died", cause=f"{type(error).__name__}: {error}")
             return 1

@@ -7,7 +7,6 @@ import asyncio
 import errno
 import json
 import os
-import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from sluice_engine.address import join
 from sluice_engine.health.evidence import EvidenceLimits
 from sluice_engine.health.guard import Guard, Policy
 from sluice_engine.health.incidents import QuarantinePolicy
+from sluice_engine.health.secrets import without_secrets as without_secrets
 from sluice_engine.health.spec import HealthSpec
 from sluice_engine.health.verdict import Budgets, Kind, Verdict
 from sluice_engine.health.watched import Reason
@@ -53,11 +53,6 @@ def announce(guard: Guard, host: str) -> None:
 def ports_of(*addresses: object) -> list[int]:
     """Of `host:port` or URLs; an empty one has none."""
     return [int(str(address).rpartition(":")[2].strip("/")) for address in addresses if address]
-
-
-def without_secrets(text: str) -> str:
-    """User and password of a URL are nobody's business but the collector's."""
-    return re.sub(r"(\w+://)[^/@\s]+@", r"\1(not told)@", text)
 
 
 def failed_start(probe_port: int, error: OSError) -> Verdict:

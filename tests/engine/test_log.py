@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 
 import pytest
 
@@ -49,3 +50,21 @@ def test_off_and_unconfigured_write_nothing(capsys) -> None:
     assert written(LogFormat.OFF) == ""
     log.info("nobody")
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("log_format", [LogFormat.JSON, LogFormat.HUMAN])
+def test_a_library_that_tells_a_url_tells_no_secret_of_it(log_format: LogFormat) -> None:
+    """As the exporter of traces does of a collector that is away: urllib3 names path and query without the host."""
+    stream = io.StringIO()
+    log.configure(log_format, "gateway", stream)
+    said = "HTTPConnectionPool(host='h', port=9): Max retries exceeded with url: /v1/traces?api_key=QSECRET1 (Caused by"
+    logging.getLogger("exporter").warning("Transient error %s", said)
+    log.warning("no collector", url="http://bob:hunter2PW@h:9/v1/traces?api_key=QSECRET1")
+    try:
+        raise OSError(said)
+    except OSError:
+        logging.getLogger("exporter").exception("failed")
+    told = stream.getvalue()
+    assert "QSECRET1" not in told
+    assert "hunter2PW" not in told
+    assert told.count("/v1/traces?(not told)") == 3

@@ -51,7 +51,7 @@ def test_a_spec_with_faults_is_refused_before_anything_starts(tmp_path):
         text=True,
         timeout=60,
     )
-    assert told.returncode == 1
+    assert told.returncode == 2
     assert "no fault injection" in json.loads(told.stdout)["cause"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice_engine.health import stacks
 from sluice_engine.health.evidence import EvidenceLimits, prune, write_bundle
 from sluice_engine.health.incidents import (
     Incident,
@@ -90,6 +92,37 @@ def test_a_process_that_is_shared_answers_through_a_link(tmp_path, recorder, chi
     share_stacks(run_dir, "child", tmp_path)
     share_stacks(run_dir, "child", tmp_path)  # started again
     assert "waits_for_ever" in collect_stacks(run_dir, {"child": child.pid}, 10.0)["child"]
+
+
+def test_the_file_of_stacks_is_bounded_however_often_it_is_asked(tmp_path, child, monkeypatch) -> None:
+    monkeypatch.setattr(stacks, "MAX_BYTES", 2000)
+    file = tmp_path / "stacks" / "child.txt"
+    longest = 0
+    for _ in range(20):
+        told = collect_stacks(tmp_path, {"child": child.pid}, 10.0)["child"]
+        assert "waits_for_ever" in told
+        assert "spins" in told
+        longest = max(longest, len(told))
+    assert file.stat().st_size <= 2000 + longest
+    assert b"\0" not in file.read_bytes()
+
+
+def test_stacks_come_also_when_another_asker_has_cut_the_file_meanwhile(tmp_path, child) -> None:
+    """Several services share a zygote, and each may ask it."""
+    file = tmp_path / "stacks" / "child.txt"
+    with file.open("ab") as log:
+        log.write(b"older\n" * 10_000)
+    pauses = 0
+
+    def cut_at_first(seconds: float) -> None:
+        nonlocal pauses
+        pauses += 1
+        if pauses == 1:
+            os.truncate(file, 0)
+            os.kill(child.pid, STACKS_SIGNAL)  # what came before the cut is lost: the other asks for its own
+        time.sleep(seconds)
+
+    assert "waits_for_ever" in collect_stacks(tmp_path, {"child": child.pid}, 10.0, cut_at_first)["child"]
 
 
 def test_of_a_stopped_process_it_says_so_in_place_of_stacks(tmp_path, recorder, child) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from sluice_engine.health import layout
 from sluice_engine.health.layout import Blob, Field, Phase, Readiness, State, Writer
+from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.health.reading import Copy
 from sluice_engine.health.recorder import Recorder, RecorderError, unrecorded
 from sluice_engine.health.watched import GATEWAY_ROWS, engine_rows
@@ -192,3 +194,23 @@ def test_marks_cost_nothing_but_stores_where_nobody_watches() -> None:
     row.tick()
     row.pending(3)
     row.doing("something")
+
+
+def test_the_queue_is_idle_or_waits_and_never_starts(tmp_path):
+    """It has no loop of its own: what the leader's loop is in, it is not."""
+    recorder = Recorder.create(tmp_path / "recorder", ["leader.loop", "leader.queue"])
+    marks = LeaderMarks(recorder)
+    marks.begin(Phase.STARTING)
+    assert Copy(recorder.view).rows()["leader.queue"].phase is Phase.IDLE
+    marks.waiting(head=7, admissible=2)
+    assert Copy(recorder.view).rows()["leader.queue"].phase is Phase.WAITING
+    marks.waiting(head=8, admissible=0)
+    assert Copy(recorder.view).rows()["leader.queue"].phase is Phase.IDLE
+
+
+def test_every_mirror_has_a_writer():
+    """What nobody writes tells whoever reads evidence that there was nothing to tell."""
+    root = Path(__file__).resolve().parents[2]
+    sources = [path for folder in ("engine", "services") for path in (root / folder).rglob("*.py")]
+    written = {name for path in sources for name in re.findall(r"\.mirror\(Blob\.(\w+), ", path.read_text())}
+    assert written == {blob.name for blob in Blob}

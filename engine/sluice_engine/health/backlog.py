@@ -1,52 +1,132 @@
-"""Connections that wait at a listening socket: whoever does not accept any more is seen from outside, by the kernel's
-own count, without asking him anything."""
+"""Connections that wait at a process's listening sockets: whoever does not accept any more is seen from outside, in the
+kernel's own tables, without asking him anything. Sockets of others at the same port number do not count."""
 
 from __future__ import annotations
 
+import contextlib
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from sluice_engine.health.layout import Phase
 from sluice_engine.health.recorder import Row
 
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-_LISTEN = "0A"
 LOOK_S = 1.0
+_LISTEN = "0A"
+# A connection that nobody has accepted has no inode and is in one of these (established, or its client has ended it);
+# closed ones have none either, and are in others.
+_QUEUED = ("01", "08")
+_NO_INODE = "0"
 
 
-def waiting(ports: Iterable[int], tables: Iterable[Path] = TABLES) -> int:
-    """Of all listening sockets at these ports of this network namespace. 0 where the kernel does not tell."""
+@dataclass(frozen=True, slots=True)
+class Door:
+    """One look at a process's listening sockets. `waiting`: how many connections nobody has accepted, by the kernel's
+    count. `queued`: those of them that the table names (not one that its client has reset). `taken`: inodes of accepted
+    ones."""
+
+    waiting: int = 0
+    queued: frozenset[tuple[str, str]] = frozenset()
+    taken: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Socket:
+    local: str
+    remote: str
+    state: str
+    waiting: int
+    inode: str
+
+
+def look_at_door(pid: int, ports: Iterable[int], tables: Iterable[Path] = TABLES) -> Door:
+    """Of the sockets that process `pid` listens with at these ports of this network namespace. An empty one where the
+    kernel does not tell, or where nobody waits: then nothing else is looked at."""
     wanted = {f"{port:04X}" for port in ports}
-    return sum(_waiting(path, wanted) for path in tables)
+    doors = [_look(pid, list(_sockets(table, wanted))) for table in tables]
+    return Door(
+        sum(door.waiting for door in doors),
+        frozenset().union(*(door.queued for door in doors)),
+        frozenset().union(*(door.taken for door in doors)),
+    )
 
 
-def _waiting(table: Path, ports: set[str]) -> int:
+def _look(pid: int, sockets: list[_Socket]) -> Door:
+    listeners = [socket for socket in sockets if socket.state == _LISTEN]
+    if not any(listener.waiting for listener in listeners):
+        return Door()
+    held = _inodes(pid)
+    own = {listener.local for listener in listeners if listener.inode in held}
+    others = {listener.local for listener in listeners} - own
+    everywhere = {local.rpartition(":")[2] for local in own if not local.rpartition(":")[0].strip("0")}
+
+    def is_ours(local: str) -> bool:
+        return local in own or (local not in others and local.rpartition(":")[2] in everywhere)
+
+    ours = [socket for socket in sockets if socket.state != _LISTEN and is_ours(socket.local)]
+    return Door(
+        sum(listener.waiting for listener in listeners if listener.inode in held),
+        frozenset((s.local, s.remote) for s in ours if s.inode == _NO_INODE and s.state in _QUEUED),
+        frozenset(s.inode for s in ours if s.inode in held),
+    )
+
+
+def _sockets(table: Path, ports: set[str]) -> Iterator[_Socket]:
+    """Those at these local ports; listening ones come first."""
     try:
         lines = table.read_text().splitlines()[1:]
     except OSError:
-        return 0
-    found = 0
+        return
     for line in lines:
-        _, local, _, state, queues, *_ = line.split()
-        if state == _LISTEN and local.rpartition(":")[2] in ports:
-            found += int(queues.partition(":")[2], 16)
+        _, local, remote, state, queues, _, _, _, _, inode, *_ = line.split()
+        if local.rpartition(":")[2] in ports:
+            yield _Socket(local, remote, state, int(queues.partition(":")[2], 16), inode)
+
+
+def _inodes(pid: int) -> set[str]:
+    """Of all sockets that the process holds; none of one that is gone or not ours to look at."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if told := re.match(r"socket:\[(\d+)\]", str(entry.readlink())):
+                    found.add(told[1])
     return found
 
 
-class AcceptMarks:
-    """A process's row about its listening sockets, written by its supervisor. Progress is a look that found nobody
-    waiting, or fewer than the one before."""
+def has_accepted(looks: tuple[Door, Door, Door]) -> bool:
+    """Of three looks in order. A full queue that is drained and filled again has the same length each time, so length
+    alone proves nothing; these do:
 
-    def __init__(self, row: Row) -> None:
+    Nobody waits, or fewer than before. A connection is held now that was not. Or more have come into the queue than it
+    has grown by: all that came between the first two looks are in it at the third, but for those that were accepted
+    (one that its client has reset stays in it, unnamed, until then). The kernel's count of a look is read before its
+    names, so the growth is measured around them.
+    """
+    first, second, third = looks
+    if third.waiting == 0 or third.waiting < second.waiting or third.taken - second.taken:
+        return True
+    return len(second.queued - first.queued) > third.waiting - first.waiting
+
+
+class AcceptMarks:
+    """A process's row about its listening sockets, written by its supervisor. Progress is a look that proves that
+    somebody was accepted, or that nobody waits. `pid`: of the process; None while it does not live."""
+
+    def __init__(self, row: Row, pid: Callable[[], int | None]) -> None:
         self._row = row
-        self._last = 0
+        self._pid = pid
+        self._looks = (Door(), Door())
         self._progress = 0
         self._next_look = 0.0
         self.ports: tuple[int, ...] = ()
 
     def listen(self, *ports: int) -> None:
         """From now on the process accepts at these."""
-        self._row.begin()
+        self._row.begin(Phase.IDLE)
         self.ports = ports
 
     def look(self) -> None:
@@ -55,10 +135,12 @@ class AcceptMarks:
         if not self.ports or now < self._next_look:
             return
         self._next_look = now + LOOK_S
-        count = waiting(self.ports)
-        if count == 0 or count < self._last:
+        pid = self._pid()
+        door = Door() if pid is None else look_at_door(pid, self.ports)
+        if has_accepted((*self._looks, door)):
             self._progress += 1
-        self._last = count
+        self._looks = (self._looks[1], door)
         self._row.progress(self._progress)
-        self._row.pending(count)
-        self._row.doing(f"{count} connections wait to be accepted" if count else "")
+        self._row.pending(door.waiting)
+        self._row.enter(Phase.ACCEPTING if door.waiting else Phase.IDLE)
+        self._row.doing(f"{door.waiting} connections wait to be accepted" if door.waiting else "")

@@ -17,6 +17,7 @@ from pathlib import Path
 from sluice_engine.health.machine import describe_machine
 from sluice_engine.health.proc import describe_process, process_state
 from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.secrets import values_without_secrets
 from sluice_engine.health.stacks import collect_stacks
 from sluice_engine.health.verdict import Verdict
 
@@ -46,7 +47,7 @@ def write_bundle(
     reach: Callable[[], None] = lambda: None,
 ) -> Path:
     """The bundle's path. Raises OSError (disk full); what was written of an unfinished one is removed. Blocks for up to
-    STACKS_S. `about`: config without secrets, fingerprint, versions."""
+    STACKS_S. `about`: config, fingerprint, versions; secrets in its URLs are taken out here, keys by the caller."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may hold prompts
     for path in folder.glob(f"{UNFINISHED}*"):  # of a supervisor that was killed while it wrote
         shutil.rmtree(path, ignore_errors=True)
@@ -57,8 +58,9 @@ def write_bundle(
         fresh.mkdir(mode=0o700)
         reach()
         (fresh / RECORDER_FILE).write_bytes(bytes(recorder.view))
-        (fresh / VERDICT_FILE).write_text(json.dumps(verdict.as_dict() | {"message": str(verdict)}, indent=1) + "\n")
-        (fresh / ABOUT_FILE).write_text(json.dumps(about, indent=1, default=str) + "\n")
+        judged = verdict.as_dict() | {"message": str(verdict)}
+        (fresh / VERDICT_FILE).write_text(json.dumps(values_without_secrets(judged), indent=1) + "\n")
+        (fresh / ABOUT_FILE).write_text(json.dumps(values_without_secrets(about), indent=1, default=str) + "\n")
         (fresh / "READ-ME-FIRST").write_text(NOTICE)
         (fresh / MACHINE_FILE).write_text(describe_machine((folder, run_dir)))
         with (fresh / "supervisor.stacks").open("wb") as file:

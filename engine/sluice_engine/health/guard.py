@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -122,8 +123,11 @@ class Guard:
         self.recorder = Recorder.create(service.run_dir / FILE_NAME, [row.name for row in service.watched])
         self._clock = clock
         self.watch = Watch(self.recorder, service.watched, policy.budgets, clock)
-        names = [row.name for row in service.watched if row.frozen is Reason.NOT_ACCEPTING]
-        self.accepts = [AcceptMarks(self.recorder.row(name)) for name in names]
+        self.accepts = [
+            AcceptMarks(self.recorder.row(row.name), partial(self._pid_of, row.process))
+            for row in service.watched
+            if row.frozen is Reason.NOT_ACCEPTING
+        ]
         self.draining = False
         self._drain_due: tuple[str, float, float] | None = None  # row, its budget, when that is over
         self.collecting = False
@@ -136,6 +140,9 @@ class Guard:
     @property
     def evidence_dir(self) -> Path:
         return self.policy.evidence_dir or self.service.run_dir / "evidence"
+
+    def _pid_of(self, process: str) -> int | None:
+        return self.service.pids().get(process)
 
     async def start(self, host: str, port: int = 0) -> None:
         self.probe_port = await self._probes.start(host, port)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 MAGIC = int.from_bytes(b"SLUICEFR", "little")
-VERSION = 3
+VERSION = 4
 WORD = 8
 
 
@@ -85,6 +85,8 @@ class Phase(IntEnum):
     VERIFYING = 13
     ENCODING = 14
     DRAINING = 15
+    ACCEPTING = 16  # what waits at a listening socket
+    WAITING = 17  # for room, or for a turn
 
 
 NAME_BYTES, FIELDS, DOING_BYTES = 32, 16, 96
@@ -94,15 +96,14 @@ ROWS_AT = HEADER_BYTES
 
 
 class Blob(IntEnum):
-    """Mirrors, each written by one thread: the leader's books, its rooms, the sidecar's transfers, device, the
-    gateway's report, whose certificate it is."""
+    """Mirrors, each written by one thread: the leader's books, its rooms, the sidecar's transfers, the gateway's
+    report, whose certificate it is."""
 
     BOOKS = 0
     LEASES = 1
     TRANSFERS = 2
-    DEVICE = 3
-    GATEWAY = 4
-    IDENTITY = 5
+    GATEWAY = 3
+    IDENTITY = 4
 
 
 BLOB_HEAD_BYTES = 4 * WORD  # sequence, length, at, spare

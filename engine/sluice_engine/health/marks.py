@@ -30,7 +30,7 @@ class LeaderMarks:
     def begin(self, phase: Phase) -> None:
         """Of the thread whose loop this is."""
         self.row.begin(phase)
-        self.queue.begin(phase)
+        self.queue.begin(Phase.IDLE)
 
     def has_read(self, nbytes: int) -> None:
         """Of the weights, for the fingerprint, before anything else has begun: the start goes on."""
@@ -43,6 +43,7 @@ class LeaderMarks:
         steps come and go."""
         self.queue.progress(head)
         self.queue.pending(admissible)
+        self.queue.enter(Phase.WAITING if admissible else Phase.IDLE)
 
     def planning(self) -> None:
         self.row.tick()

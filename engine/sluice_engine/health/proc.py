@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from sluice_engine.health.reading import Thread
+from sluice_engine.health.secrets import without_secrets
 
 # Of /proc/PID/: what a bundle holds of a process that cannot speak for itself.
 KEPT = ("status", "wchan", "stack", "syscall", "cmdline", "limits", "io")
@@ -64,6 +65,6 @@ def describe_process(pid: int) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_bytes()[:16384].replace(b"\0", b" ").decode(errors="replace").strip()
+        return without_secrets(path.read_bytes().replace(b"\0", b" ").decode(errors="replace")).strip()[:16384]
     except OSError as error:
         return f"({error.strerror})"

@@ -3,6 +3,7 @@ lock and needs no ptrace. Works while a thread spins, waits for a lock, or holds
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import signal
@@ -14,6 +15,8 @@ from typing import IO
 STACKS_SIGNAL = signal.SIGUSR1
 FOLDER = "stacks"
 POLL_S = 0.02
+# A file longer than this is emptied before its process is asked again: its writers append, wherever the end is then.
+MAX_BYTES = 4 * 1024 * 1024
 # The file of a registration must outlive it: held here for the life of the process.
 _held: list[IO[bytes]] = []
 
@@ -53,7 +56,7 @@ def collect_stacks(
 ) -> dict[str, str]:
     """Process -> its stacks; "" where none came within the time (stopped, dead, or not ours). Blocks."""
     files = {name: run_dir / FOLDER / f"{name}.txt" for name in pids}
-    sizes = {name: _size(path) for name, path in files.items()}
+    sizes = {name: _size_of_bounded(path) for name, path in files.items()}
     asked: list[str] = []
     unasked = list(pids)
     seen: dict[str, int] = {}
@@ -70,6 +73,8 @@ def collect_stacks(
         sleep(POLL_S)
         for name in list(asked):
             size = _size(files[name])
+            if size < sizes[name]:  # another asker has emptied it: all that is in it came since
+                sizes[name] = 0
             if size > sizes[name] and seen.get(name) == size:  # written in one go: two equal looks are its end
                 asked.remove(name)
             seen[name] = size
@@ -82,6 +87,15 @@ def _signal(pid: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _size_of_bounded(path: Path) -> int:
+    size = _size(path)
+    if size > MAX_BYTES:
+        with contextlib.suppress(OSError):
+            os.truncate(path, 0)
+        return _size(path)
+    return size
 
 
 def _size(path: Path) -> int:

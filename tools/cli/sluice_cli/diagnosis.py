@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from sluice_cli.evidence import Evidence
+from sluice_cli.shapes import read_mirrors
 from sluice_cli.step_words import step_counts, step_tokens
 from sluice_engine.health.advice import advice_on
 from sluice_engine.health.layout import Blob, Phase, State
-from sluice_engine.health.reading import Copy, Reading, RowReading
+from sluice_engine.health.reading import Copy, Mirror, Reading, RowReading
 from sluice_engine.health.status import describe_row
 from sluice_engine.health.verdict import Budgets, verdict
 from sluice_engine.health.watched import watched_of
@@ -22,17 +23,19 @@ Rows = Mapping[str, RowReading]
 
 def diagnose(evidence: Evidence, show_tokens: bool = False) -> dict[str, Any]:
     copy, rows = evidence.copy, evidence.copy.rows()
-    now = taken_at(copy)
+    mirrors, damaged = read_mirrors(copy)
+    now = taken_at(copy, mirrors)
     told = evidence.verdict or guess(rows, now)
     about = evidence.about or {}
     spec = about.get("spec") or {}
-    books, gateway = copy.mirror(Blob.BOOKS), copy.mirror(Blob.GATEWAY)
+    books, gateway = mirrors[Blob.BOOKS], mirrors[Blob.GATEWAY]
     culprit = row_of(str(told["culprit"]), rows)
     advice = advice_on(str(told["reason"]))
     return {
         "source": str(evidence.path),
         "kind": "recorder" if evidence.verdict is None else "bundle",
         "written_s": evidence.written_s,
+        "damaged": [*evidence.damaged, *damaged],
         "service": spec.get("name") or ("gateway" if "gateway.loop" in rows else "engine"),
         "role": spec.get("role") or ("gateway" if "gateway.loop" in rows else ""),
         "verdict": told,
@@ -45,8 +48,8 @@ def diagnose(evidence: Evidence, show_tokens: bool = False) -> dict[str, Any]:
         "absent": [row.name for row in rows.values() if row.state is State.ABSENT],
         "books": books.value,
         "books_age_s": _age(books.at_ns, now),
-        "rooms": copy.mirror(Blob.LEASES).value or [],
-        "transfers": copy.mirror(Blob.TRANSFERS).value,
+        "rooms": mirrors[Blob.LEASES].value or [],
+        "transfers": mirrors[Blob.TRANSFERS].value,
         "gateway": gateway.value,
         "steps": [_step(step, now, show_tokens) for step in copy.steps()[-STEPS:]],
         "events": [
@@ -58,12 +61,12 @@ def diagnose(evidence: Evidence, show_tokens: bool = False) -> dict[str, Any]:
     }
 
 
-def taken_at(copy: Copy) -> int:
+def taken_at(copy: Copy, mirrors: Mapping[Blob, Mirror]) -> int:
     """CLOCK_MONOTONIC of the newest mark in it, ns: a copy does not know when it was made."""
     marks = [0]
     for row in copy.rows().values():
         marks += [row.phase_since_ns, row.pending_since_ns]
-    marks += [copy.mirror(blob).at_ns for blob in Blob]
+    marks += [mirror.at_ns for mirror in mirrors.values()]
     marks += [event.at_ns for event in copy.events()]
     for step in copy.steps():
         marks += [step.sent_at_ns, step.done_at_ns]

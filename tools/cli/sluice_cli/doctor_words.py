@@ -18,6 +18,8 @@ _LOOKS = {"wedged": "looks wedged", "slow": "looks slow", "dead": "has a dead th
 
 
 def render(findings: Findings) -> str:
+    """Every line is ours: what a terminal would obey, or what would begin a line of its own, is told in letters."""
+    findings = _in_letters(findings)
     parts = [
         _head(findings),
         _section("Who waited for whom", _waits(findings["waits"])),
@@ -32,6 +34,15 @@ def render(findings: Findings) -> str:
         NOTICE,
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _in_letters(value: Any) -> Any:
+    """The same plain value with the characters of its texts that cannot be printed escaped as Python escapes them."""
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)
+    if isinstance(value, Mapping):
+        return {_in_letters(key): _in_letters(item) for key, item in value.items()}
+    return [_in_letters(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _section(title: str, lines: Sequence[str] | Iterator[str]) -> str:
@@ -51,6 +62,8 @@ def _head(findings: Findings) -> str:
     lines += [f"  {line}" for line in _blame(findings)]
     if findings["meaning"]:
         lines += [f"  That means: {findings['meaning']}.", f"  What to do: {findings['remedy']}"]
+    if findings["damaged"]:
+        lines.append(f"  Damaged, and left out: {', '.join(findings['damaged'])}.")
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(findings["written_s"]))
     lines.append(
         f"  From {findings['source']}, written {written} (this machine's clock); ages below count back from then."

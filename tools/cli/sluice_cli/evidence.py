@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from sluice_cli.shapes import About, Judged, has_shape
 from sluice_engine.health import layout
 from sluice_engine.health.evidence import ABOUT_FILE, RECORDER_FILE, VERDICT_FILE
 from sluice_engine.health.reading import Copy
@@ -18,8 +21,8 @@ class EvidenceError(Exception):
 
 @dataclass(frozen=True)
 class Evidence:
-    """`verdict`, `about`: None where the bundle has none, as for a bare recorder. `stacks`, `processes`: by process,
-    the texts of `*.stacks` and `*.proc`. `written_s`: the file's time."""
+    """`verdict`, `about`: None where the bundle has none, as for a bare recorder, or a damaged one; `damaged` names
+    those. `stacks`, `processes`: by process, the texts of `*.stacks` and `*.proc`. `written_s`: the file's time."""
 
     path: Path
     copy: Copy
@@ -28,6 +31,7 @@ class Evidence:
     about: dict[str, Any] | None = None
     stacks: dict[str, str] = field(default_factory=dict)
     processes: dict[str, str] = field(default_factory=dict)
+    damaged: tuple[str, ...] = ()
 
 
 def open_evidence(path: Path) -> Evidence:
@@ -38,14 +42,17 @@ def open_evidence(path: Path) -> Evidence:
         recorder = path / RECORDER_FILE
         if not recorder.exists():
             raise EvidenceError(f"{path}: {_no_bundle(path)}")
+        verdict, about = _json(path / VERDICT_FILE, Judged), _json(path / ABOUT_FILE, About)
+        told = {VERDICT_FILE: verdict, ABOUT_FILE: about}
         return Evidence(
             path,
             _recorder(recorder),
             recorder.stat().st_mtime,
-            _json(path / VERDICT_FILE),
-            _json(path / ABOUT_FILE),
+            verdict,
+            about,
             {file.stem: file.read_text(errors="replace") for file in sorted(path.glob("*.stacks"))},
             {file.stem: file.read_text(errors="replace") for file in sorted(path.glob("*.proc"))},
+            tuple(name for name, value in told.items() if value is None and (path / name).exists()),
         )
     except OSError as error:
         raise EvidenceError(f"{path}: {error.strerror}; give a bundle's folder or a flight recorder's file") from error
@@ -87,9 +94,10 @@ def unreadable(data: bytes) -> str:
     return ""
 
 
-def _json(path: Path) -> dict[str, Any] | None:
+def _json(path: Path, shape: type[msgspec.Struct]) -> dict[str, Any] | None:
+    """None where there is none, or one that is damaged."""
     try:
-        told = json.loads(path.read_text())
-    except (OSError, ValueError):
+        told: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
         return None
-    return told if isinstance(told, dict) else None
+    return told if has_shape(told, shape) else None

@@ -19,6 +19,8 @@ Event = dict[str, object]
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.2, 5.0
 STOP_S = 30.0  # an engine drains for 20 s at most and its supervisor waits 25
 LAST_WORDS_BYTES = 2000
+MAX_LOG_BYTES = 32 * 1024 * 1024
+LOG_LOOK_S = 1.0
 
 
 class StartFailed(Exception):
@@ -116,6 +118,14 @@ class Service:
         self._process = process
         if self._stopping.is_set():
             self._signal(signal.SIGTERM)
+        bounding = None if self.log is None else asyncio.get_running_loop().create_task(_keep_bounded(self.log))
+        try:
+            return await self._follow(process)
+        finally:
+            if bounding is not None:
+                bounding.cancel()
+
+    async def _follow(self, process: asyncio.subprocess.Process) -> int:
         assert process.stdout is not None
         async for event in json_lines(process.stdout, self._note):
             if self.is_ready(event):
@@ -145,7 +155,29 @@ def _begin_log(path: Path) -> IO[bytes]:
     """That of the life before stays beside it: it has the last words that a bundle points to."""
     if path.exists():
         path.replace(path.with_suffix(".log.1"))
-    return path.open("wb")
+    return path.open("ab")  # of a file that is cut: a writer that knew its place would leave a hole there
+
+
+async def _keep_bounded(log: Path) -> None:
+    while True:
+        await asyncio.sleep(LOG_LOOK_S)
+        bound_log(log)
+
+
+def bound_log(log: Path) -> None:
+    """Once it is longer than MAX_LOG_BYTES, so much of its end goes to the file beside it, and it begins anew. What is
+    written between the two is lost; so is what came before where nothing can be kept."""
+    try:
+        size = log.stat().st_size
+    except OSError:
+        return
+    if size <= MAX_LOG_BYTES:
+        return
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(size - MAX_LOG_BYTES)
+        log.with_suffix(".log.1").write_bytes(file.read(MAX_LOG_BYTES))
+    with contextlib.suppress(OSError):
+        os.truncate(log, 0)
 
 
 def _ended(status: int) -> str:

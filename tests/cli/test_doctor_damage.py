@@ -1,0 +1,133 @@
+"""A bundle that is damaged, or that somebody made up, is told of as far as it goes: no traceback, and nothing that a
+terminal would obey."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from sluice_cli.__main__ import main
+from sluice_cli.diagnosis import diagnose
+from sluice_cli.doctor_words import render
+from sluice_cli.evidence import open_evidence
+from sluice_engine.health import layout
+from sluice_engine.health.evidence import write_bundle
+from sluice_engine.health.layout import Blob, Phase, Writer
+from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.verdict import Kind, Verdict
+from sluice_engine.health.watched import GATEWAY_ROWS, Reason, engine_rows
+from sluice_protocol.generate import Role
+
+BOOKS = {"ledger": {"page": {"free": 6}}, "sequences": {"decoding": 2}, "waiting": 1, "oldest_waiting_s": 4.0}
+GATEWAY = {"queued": 5, "running": 1, "reason": "", "engines": [{"role": "decode", "address": "a:1", "trouble": ""}]}
+TRANSFERS = {"leases": 1, "in_flight": 2, "stranded": 0, "pulls": [{"lease": "L1", "done": 5}]}
+LEASES = [{"side": "reader", "sequence": 3, "lease": "L1"}]
+MIRRORS = {Blob.BOOKS: BOOKS, Blob.GATEWAY: GATEWAY, Blob.TRANSFERS: TRANSFERS, Blob.LEASES: LEASES}
+ODD = [None, 3, "x", [], {}, [3], {"a": 3}, {"spec": 3}, {"spec": {"name": 3, "role": []}}, {"pulls": 3}, [[]],
+       {"verdict": "wedged"}, {"ledger": {"page": 3}, "sequences": {}, "waiting": 1, "oldest_waiting_s": 4.0},
+       {"ledger": {}, "sequences": {}, "waiting": 1, "oldest_waiting_s": "long"}, {"queued": 1, "running": 1,
+       "engines": [3]}, {"queued": "many", "running": 1, "engines": []}, {"leases": 1}, {"leases": 1, "in_flight": 2,
+       "stranded": 0, "pulls": [3]}, 10**400, float("nan")]  # fmt: skip
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Recorder:
+    """Of a decode engine and a gateway in one: all that a doctor may have to tell of."""
+    rows = [row.name for row in (*engine_rows(Role.DECODE, "nixl"), *GATEWAY_ROWS)]
+    made = Recorder.create(tmp_path / "recorder", rows)
+    for row in rows:
+        made.row(row).begin(Phase.SERVING)
+    for blob, value in MIRRORS.items():
+        made.mirror(blob, value)
+    made.step_sent(0, b"frame", bytes(16), 2, 1, 1000)
+    made.event(Writer.LEADER, "readiness: ready")
+    return made
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, recorder: Recorder) -> Path:
+    verdict = Verdict(Kind.WEDGED, Reason.DEVICE_STUCK, "rank0.device", "device", 33.0, 30.0, 1)
+    return write_bundle(tmp_path / "evidence", tmp_path, recorder, verdict, {}, {"spec": {"name": "d", "role": "r"}})
+
+
+def told_of(path: Path) -> str:
+    text = render(diagnose(open_evidence(path), show_tokens=True))
+    json.dumps(diagnose(open_evidence(path), show_tokens=True), default=str)
+    for character in text:
+        assert character.isprintable() or character == "\n", repr(character)
+    return text
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value)[:30])
+@pytest.mark.parametrize("blob", list(MIRRORS), ids=lambda blob: blob.name)
+def test_a_mirror_of_another_shape_is_left_out_and_said(bundle: Path, recorder: Recorder, blob: Blob, value) -> None:
+    assert "damaged" not in told_of(bundle).lower()
+    recorder.mirror(blob, value)
+    (bundle / "recorder.bin").write_bytes(bytes(recorder.view))
+    text = told_of(bundle)
+    assert "WEDGED: DeviceStuck" in text
+    if isinstance(value, int):
+        assert f"Damaged, and left out: {blob.name.lower()}" in text
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value)[:30])
+@pytest.mark.parametrize("name", ["verdict.json", "about.json"])
+def test_a_document_of_another_shape_is_left_out_and_said(bundle: Path, name: str, value) -> None:
+    (bundle / name).write_text(json.dumps(value))
+    text = told_of(bundle)
+    assert "Last steps" in text
+    if not isinstance(value, dict):
+        assert f"Damaged, and left out: {name}" in text
+
+
+@pytest.mark.parametrize("name", ["verdict.json", "about.json"])
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"{", b"[" * 200_000], ids=["no text", "cut", "deep"])
+def test_a_document_that_is_none_is_left_out_and_said(bundle: Path, name: str, data: bytes) -> None:
+    (bundle / name).write_bytes(data)
+    assert f"Damaged, and left out: {name}" in told_of(bundle)
+
+
+def test_a_mirror_that_is_nested_too_deep_is_left_out_and_said(bundle: Path, recorder: Recorder) -> None:
+    recorder.mirror(Blob.BOOKS, "x" * (layout.BLOB_BYTES - 2))
+    at = layout.blob_at(Blob.BOOKS) + layout.BLOB_HEAD_BYTES
+    recorder.view[at : at + layout.BLOB_BYTES] = b"[" * layout.BLOB_BYTES
+    (bundle / "recorder.bin").write_bytes(bytes(recorder.view))
+    assert "WEDGED" in told_of(bundle)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_bytes_that_have_changed_are_told_as_far_as_they_go(bundle: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    data = bytearray((bundle / "recorder.bin").read_bytes())
+    head = layout.HEADER_BYTES
+    if seed % 3 == 0:
+        for _ in range(2000):
+            data[rng.randrange(head, len(data))] = rng.randrange(256)
+    elif seed % 3 == 1:
+        at = rng.randrange(head, layout.STEPS_AT)
+        data[at : at + 4096] = rng.randbytes(4096)
+    else:
+        data[head:] = rng.randbytes(len(data) - head)
+    (bundle / "recorder.bin").write_bytes(data)
+    told_of(bundle)
+    (bundle / "verdict.json").unlink()
+    told_of(bundle)
+
+
+def test_what_a_terminal_would_obey_is_told_in_letters(bundle: Path, recorder: Recorder, capsys) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\nWEDGED: forged"
+    recorder.event(Writer.LEADER, evil)
+    recorder.row("leader.loop").doing(evil)
+    recorder.mirror(Blob.BOOKS, {**BOOKS, "sequences": {evil: 1}})
+    (bundle / "recorder.bin").write_bytes(bytes(recorder.view))
+    (bundle / "about.json").write_text(json.dumps({"spec": {"name": evil, "role": evil}}))
+    (bundle / "rank0.stacks").write_text(evil)
+    (bundle / "rank0.proc").write_text(f"State:\t{evil}")
+    assert main(["doctor", str(bundle)]) == 0
+    text = capsys.readouterr().out
+    assert all(character.isprintable() or character == "\n" for character in text)
+    assert r"\x1b]0;owned\x07\x1b[2J" in text
+    assert "\nWEDGED: forged" not in text
