@@ -7,7 +7,6 @@ threads has ended, that is a death like any other.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import hashlib
@@ -23,6 +22,7 @@ from typing import Any
 import msgspec
 
 from sluice_engine import hooks
+from sluice_engine.arguments import own_spec, parse_arguments
 from sluice_engine.deaths import ChildDied, blamed, deaths_of, first_cause, has_followed
 from sluice_engine.errors import SpecError
 from sluice_engine.health.guard import Guard, Service
@@ -34,7 +34,7 @@ from sluice_engine.model.errors import ModelError
 from sluice_engine.outlet import heard_or_not
 from sluice_engine.pool import create_memory
 from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, pass_on, say
-from sluice_engine.spec import EngineSpec, load_spec, resolve
+from sluice_engine.spec import EngineSpec, resolve
 from sluice_engine.supervision import (
     announce,
     child_events,
@@ -360,39 +360,6 @@ class Supervisor:
                 process.kill()
         for process in self._processes.values():
             await process.wait()
-
-
-def own_spec(
-    path: Path, name: str, host: str, key_file: Path | None, tls_dir: Path | None = None
-) -> tuple[EngineSpec, Path]:
-    """The spec with what only this container knows, and the file that leader and rank find it in: for nobody else to
-    read, since it holds the key. Raises SpecError."""
-    spec = load_spec(path)
-    if not name and not host and key_file is None and tls_dir is None:
-        return spec, path
-    try:
-        key = spec.key if key_file is None else key_file.read_text().strip()
-        tls = spec.tls if tls_dir is None else str(tls_dir)
-        spec = msgspec.structs.replace(spec, name=name or spec.name, host=host or spec.host, key=key, tls=tls)
-        own = Path(spec.run_dir) / "spec.json"
-        own.unlink(missing_ok=True)
-        own.touch(mode=0o600)
-        own.write_bytes(msgspec.json.encode(spec))
-    except OSError as error:
-        raise SpecError(f"engine spec {path}: {error}") from error
-    return spec, own
-
-
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Run one engine of Sluice and watch it")
-    parser.add_argument("--spec", type=Path, required=True, help="engine spec (JSON)")
-    parser.add_argument("--name", default="", help="instead of the spec's: one spec serves many pods")
-    parser.add_argument("--host", default="", help="instead of the spec's: the pod's address")
-    parser.add_argument("--key-file", type=Path, help="holds the key, instead of the spec's")
-    parser.add_argument("--tls-dir", type=Path, help="holds tls.crt, tls.key and ca.crt, instead of the spec's")
-    parser.add_argument("--zygote", default="", help="socket of a zygote that several engines share")
-    parser.add_argument("--parent", type=int, default=0, help="end when this process ends")
-    return parser.parse_args(argv)
 
 
 # The spec, or the model that it names, cannot be served: nobody has died.

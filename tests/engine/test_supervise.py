@@ -15,6 +15,7 @@ from sluice_engine import supervise, supervision, wire
 from sluice_engine.errors import RankFault, SpecError
 from sluice_engine.rank import LoadProgress, RankFailed, RankHello, RankReady, StepExecuted, encode_rank_message
 from sluice_engine.rank_server import RankServer
+from sluice_engine.spec import load_spec
 from sluice_engine.step import StepResult
 
 
@@ -190,7 +191,7 @@ def test_a_container_adds_what_only_it_knows_to_a_spec_that_many_share(tmp_path)
     (tmp_path / "run").mkdir()
     spec, own = supervise.own_spec(path, "pod-1", "10.0.0.1", key)
     assert (spec.name, spec.host, spec.key) == ("pod-1", "10.0.0.1", "secret")
-    assert supervise.load_spec(own) == spec
+    assert load_spec(own) == spec
     assert own.stat().st_mode & 0o777 == 0o600
 
 

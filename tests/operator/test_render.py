@@ -14,7 +14,7 @@ from tls_folder import TlsFolder, secrets
 
 from sluice_engine import supervise
 from sluice_engine.cluster_connection import SERVICE_ACCOUNT, ConnectionInvalid
-from sluice_engine.spec import EngineSpec
+from sluice_engine.spec import EngineSpec, load_spec
 from sluice_engine.tls.keeper import IdentityKeeper
 from sluice_engine.tls.peers import Peer
 from sluice_engine.transfer.verify import VerifyLevel
@@ -172,7 +172,7 @@ def test_an_engine_accepts_its_command_line(tmp_path):
     read, path = supervise.own_spec(tmp_path / "engine.json", "m-decode-1", "10.0.0.7", tmp_path / "key", tls)
     assert (read.name, read.host, read.key, read.tls) == ("m-decode-1", "10.0.0.7", "secret", str(tls))
     assert path.stat().st_mode & 0o777 == 0o600
-    assert supervise.load_spec(path) == read
+    assert load_spec(path) == read
     # Its drain is as long as the operator waits for it, and its end fits into the pod's grace.
     assert read.drain_s == told.drain.timeout_seconds
     assert read.drain_s + supervise.STOP_SLACK_S < decode(told)["terminationGracePeriodSeconds"]
