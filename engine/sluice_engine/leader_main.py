@@ -63,17 +63,23 @@ def cause(error: Exception) -> dict[str, object]:
     return {"reason": type(error).__name__, "detail": str(error)}
 
 
+def say_last_words(error: Exception) -> None:
+    say("died", **cause(error))
+    traceback.print_exception(error, file=sys.stderr)
+
+
 class LeaderProcess:
     def __init__(self, spec: EngineSpec, memory_fd: int, health_address: str = "") -> None:
         self.spec = spec
         self._health_address = health_address
         self._memory_fd = memory_fd
-        self.resolved = resolve(spec)
         self.start_id = uuid.uuid4().hex[:12]
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         recorder = Recorder.attach(spec.recorder_path) if spec.recorder_path.exists() else None
         cold_ns = int(spec.health.start_s / spec.health.factor * 1e9)
         self.marks = LeaderMarks(recorder, cold_ns)
+        self.resolved = resolve(spec, self.marks.has_read)
+        self._read_weights()
         tracer = make_tracer(spec.otlp, spec.role.value, spec.name)
         self.leader = Leader(
             spec,
@@ -90,6 +96,13 @@ class LeaderProcess:
         self.identity: IdentityKeeper | None = None
         self.transport: Transport | None = None
         self._servers: list[grpc.aio.Server] = []
+
+    def _read_weights(self) -> None:
+        """All of them, for the fingerprint: the longest part of a start from a slow disk. Ends at a signal."""
+        self.marks.begin(Phase.LOADING)
+        self.marks.row.doing("reads the weights for the fingerprint")
+        _ = self.resolved.fingerprint
+        self.marks.row.doing("")
 
     async def run(self) -> int:
         """Until drained or dead: the exit status."""
@@ -182,8 +195,7 @@ class LeaderProcess:
         if not self._ended.done():
             self.marks.say(f"died: {error}")
             self.leader.mirror_books(now=True)
-            say("died", **cause(error))
-            traceback.print_exception(error, file=sys.stderr)
+            say_last_words(error)
             self._ended.set_result(1)
 
     def _drain_begins(self) -> None:
@@ -230,7 +242,11 @@ def _want_fence(why: str) -> None:
 
 
 async def _amain(spec: EngineSpec, memory_fd: int, health_address: str) -> None:
-    process = LeaderProcess(spec, memory_fd, health_address)
+    try:
+        process = LeaderProcess(spec, memory_fd, health_address)
+    except Exception as error:  # such as weights that cannot be read
+        say_last_words(error)
+        os._exit(1)
     status = await process.run()
     if status == 0:
         process.leader.tracer.close()

@@ -8,7 +8,8 @@ import gc
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
 
 PR_SET_PDEATHSIG = 1
 # `limit` of a child's stdout: the longest event, e.g. a death with its traceback.
@@ -18,7 +19,13 @@ GC_LOT = 10_000
 
 def say(event: str, **fields: object) -> None:
     """One JSON line on stdout, for whoever started this process."""
-    print(json.dumps({"event": event, **fields}), flush=True)
+    pass_on({"event": event, **fields})
+
+
+def pass_on(event: Mapping[str, object]) -> None:
+    """One JSON line on stdout, in one write."""
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
 
 
 def die_with_parent(parent: int, sig: signal.Signals = signal.SIGKILL) -> None:

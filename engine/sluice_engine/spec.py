@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from sluice_engine.errors import SpecError
-from sluice_engine.fingerprint import config_digest, revision_digest
+from sluice_engine.fingerprint import OnRead, config_digest, revision_digest, unheard
 from sluice_engine.health.layout import FILE_NAME as RECORDER_FILE
 from sluice_engine.health.spec import HealthSpec as HealthSpec
 from sluice_engine.limits import Limits, SnapshotPolicy
@@ -118,18 +118,20 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class ResolvedEngine:
-    """What follows from a spec and the files it names. `facts`: those of the fingerprint, the weights aside."""
+    """What follows from a spec and the files it names. `facts`: those of the fingerprint, the weights aside. `on_read`
+    hears of the weights' bytes while the fingerprint is made of them."""
 
     spec: EngineSpec
     layouts: Layouts
     pools: PoolPlan
     limits: Limits
     facts: tuple[tuple[str, str], ...]
+    on_read: OnRead = unheard
 
     @cached_property
     def fingerprint(self) -> Fingerprint:
         """Reads the weights: of an engine's processes only the leader asks."""
-        return Fingerprint.of(dict(self.facts) | {"model": _revision(self.spec)})
+        return Fingerprint.of(dict(self.facts) | {"model": _revision(self.spec, self.on_read)})
 
 
 def load_spec(path: Path) -> EngineSpec:
@@ -139,7 +141,7 @@ def load_spec(path: Path) -> EngineSpec:
         raise SpecError(f"engine spec {path}: {error}") from error
 
 
-def resolve(spec: EngineSpec) -> ResolvedEngine:
+def resolve(spec: EngineSpec, on_read: OnRead = unheard) -> ResolvedEngine:
     """Raises SpecError (or the model's own error) that names the field and the remedy."""
     geometry, vocab_size, max_context, dtype = _read_model(spec)
     page_tokens = spec.page_tokens or default_page_tokens(geometry)
@@ -160,7 +162,7 @@ def resolve(spec: EngineSpec) -> ResolvedEngine:
         "engine_protocol": ENGINE_PROTOCOL,
         "precision": str(precision),
     }
-    return ResolvedEngine(spec, layouts, pools, limits, tuple(facts.items()))
+    return ResolvedEngine(spec, layouts, pools, limits, tuple(facts.items()), on_read)
 
 
 def default_page_tokens(geometry: CacheGeometry) -> int:
@@ -186,10 +188,10 @@ def _read_model(spec: EngineSpec) -> tuple[CacheGeometry, int, int, str]:
     return config.geometry(), config.vocab_size, config.max_position_embeddings, dtype
 
 
-def _revision(spec: EngineSpec) -> str:
+def _revision(spec: EngineSpec, on_read: OnRead) -> str:
     if spec.scripted is not None:
         return f"scripted:{config_digest(msgspec.json.encode(spec.scripted))}"
-    return revision_digest(Path(spec.model))
+    return revision_digest(Path(spec.model), on_read)
 
 
 def _limits(spec: EngineSpec, page_tokens: int, vocab_size: int, max_context: int) -> Limits:

@@ -13,18 +13,17 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import signal
-import socket
-import struct
 import sys
 import uuid
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from sluice_engine import hooks
+from sluice_engine.deaths import ChildDied, blamed, deaths_of, first_cause, has_followed
 from sluice_engine.errors import SpecError
 from sluice_engine.health.guard import Guard, Service
 from sluice_engine.health.reading import Exit
@@ -32,31 +31,33 @@ from sluice_engine.health.stacks import share_stacks
 from sluice_engine.health.verdict import Verdict
 from sluice_engine.health.watched import LEADER_LOOP, Reason, engine_rows
 from sluice_engine.model.errors import ModelError
+from sluice_engine.outlet import heard_or_not
 from sluice_engine.pool import create_memory
-from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, say
+from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, pass_on, say
 from sluice_engine.spec import EngineSpec, load_spec, resolve
-from sluice_engine.supervision import announce, child_events, end_by, policy_of, ports_of, probe_url, without_secrets
+from sluice_engine.supervision import (
+    announce,
+    child_events,
+    end_by,
+    failed_start,
+    policy_of,
+    ports_of,
+    probe_url,
+    without_secrets,
+)
 from sluice_engine.transfer.sidecar import EXIT_LEADER_GONE, EXIT_SPEC, EXIT_THREAD_DIED, EXIT_UNAVAILABLE
 from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, write_spec
 from sluice_engine.transfer.verify import VerifyLevel, VerifyPolicy
+from sluice_engine.zygote_link import ZYGOTE_START_S, ZygoteLink
 from sluice_protocol.generate import Role
 
 # So many deaths of the sidecar within the window are a death of the service.
 SIDECAR_DEATHS, SIDECAR_WINDOW_S = 5, 60.0
 # What an engine may take to end beyond its drain.
 STOP_SLACK_S = 5.0
-ZYGOTE_START_S = 120.0
 # One death brings others about: so long the last words of all are waited for before one of them is blamed.
 SETTLE_S = 0.5
 CAUSE_S = 3.0
-
-
-class ChildDied(Exception):
-    """`process`: as the recorder's rows call it."""
-
-    def __init__(self, process: str, status: int | None, reason: str = "", detail: str = "") -> None:
-        super().__init__(f"{process} ended with {status}{': ' if detail else ''}{detail}")
-        self.exit = Exit(process, status, reason, detail)
 
 
 class Supervisor:
@@ -74,6 +75,7 @@ class Supervisor:
         self._last_words: dict[str, tuple[str, str]] = {}  # process -> reason, detail
         self._sidecar_counter = 0
         self._fingerprint: object = None
+        self._listening = asyncio.Event()  # the leader, at the socket of the ranks
         service = Service(
             spec.name,
             spec.role.value,
@@ -109,17 +111,17 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, self._stopping.set)
-        self._memory = create_memory(self._resolved.layouts, self._resolved.pools, self.spec.name)
-        await self.guard.start(self.spec.host, self.spec.ports.probe)
-        announce(self.guard, self.spec.host)
-        tasks: list[asyncio.Task[Any]] = [loop.create_task(self._stopping.wait())]
+        tasks: list[asyncio.Task[Any]] = []
         try:
-            tasks.append(loop.create_task(self.guard.run()))
-            leader = await self._spawn_leader()
-            tasks.append(loop.create_task(self._watch("leader", leader)))
-            if self.spec.has_transport and self.spec.transport == "nixl":
-                tasks.append(loop.create_task(self._keep_sidecar()))
-            tasks.append(loop.create_task(self._run_rank(0)))
+            try:
+                self._memory = create_memory(self._resolved.layouts, self._resolved.pools, self.spec.name)
+                await self.guard.start(self.spec.host, self.spec.ports.probe)
+            except OSError as error:
+                return await end_by(self.guard, failed_start(self.spec.ports.probe, error))
+            announce(self.guard, self.spec.host)
+            # The start of every child is among what is watched: it can fail and hang as anything else can.
+            tasks += [loop.create_task(self._stopping.wait()), loop.create_task(self.guard.run())]
+            tasks += [loop.create_task(child) for child in self._children()]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return await self._end(tasks)
         finally:
@@ -128,7 +130,14 @@ class Supervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._kill_all()
             await self.guard.stop()
-            os.close(self._memory)
+            if self._memory >= 0:
+                os.close(self._memory)
+
+    def _children(self) -> list[Coroutine[Any, Any, None]]:
+        children = [self._run_leader(), self._run_rank(0)]
+        if self.spec.has_transport and self.spec.transport == "nixl":
+            children.append(self._keep_sidecar())
+        return children
 
     async def _end(self, tasks: list[asyncio.Task[Any]]) -> int:
         """After a wish to stop, the first death, or a verdict."""
@@ -157,7 +166,7 @@ class Supervisor:
         if leader.returncode in (0, -signal.SIGTERM):  # it may not yet have had a handler for ours
             return None
         await asyncio.wait(children, timeout=SETTLE_S, return_when=asyncio.ALL_COMPLETED)
-        self.guard.exited(_blamed(Exit("leader", leader.returncode, *self._last_words.get("leader", ()))))
+        self.guard.exited(blamed(Exit("leader", leader.returncode, *self._last_words.get("leader", ()))))
         watching.cancel()
         return self.guard.watch.look()
 
@@ -167,7 +176,7 @@ class Supervisor:
             return watching.result()
         await asyncio.wait(children, timeout=SETTLE_S, return_when=asyncio.ALL_COMPLETED)
         deadline = asyncio.get_running_loop().time() + CAUSE_S
-        while (deaths := _deaths(children)) and all(_has_followed(error) for error in deaths):
+        while (deaths := deaths_of(children)) and all(has_followed(error) for error in deaths):
             # Whom it followed has not been reaped yet.
             rest, left = [task for task in children if not task.done()], deadline - asyncio.get_running_loop().time()
             if not rest or left <= 0:
@@ -176,7 +185,7 @@ class Supervisor:
         for error in deaths:
             if not isinstance(error, ChildDied):
                 raise error
-        for gone in _first_cause([error.exit for error in deaths if isinstance(error, ChildDied)]):
+        for gone in first_cause([error.exit for error in deaths if isinstance(error, ChildDied)]):
             self.guard.exited(gone)
         watching.cancel()
         return self.guard.watch.look()
@@ -184,13 +193,18 @@ class Supervisor:
     # -- children --------------------------------------------------------------------------------------------------
 
     async def _exec(self, name: str, *argv: str, pass_fds: tuple[int, ...] = ()) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *argv, stdout=asyncio.subprocess.PIPE, limit=MAX_EVENT_BYTES, pass_fds=pass_fds
-        )
+        """Raises ChildDied also when the system has no room for another process."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *argv, stdout=asyncio.subprocess.PIPE, limit=MAX_EVENT_BYTES, pass_fds=pass_fds
+            )
+        except OSError as error:
+            raise ChildDied(name, None, type(error).__name__, str(error)) from error
         self._processes[name] = process
         return process
 
-    async def _spawn_leader(self) -> asyncio.subprocess.Process:
+    async def _run_leader(self) -> None:
+        """Its whole life, from before it listens."""
         argv = (
             *("-m", "sluice_engine.leader_main", "--spec", str(self._spec_path)),
             *("--memory-fd", str(self._memory), "--parent", str(os.getpid())),
@@ -198,30 +212,28 @@ class Supervisor:
         )
         leader = await self._exec("leader", *argv, pass_fds=(self._memory,))
         async for event in child_events(leader):
-            if event["event"] == "listening":
-                break
-        else:
-            raise ChildDied("leader", await leader.wait(), *self._last_words.get("leader", ()))
-        return leader
-
-    async def _watch(self, name: str, process: asyncio.subprocess.Process) -> None:
-        async for event in child_events(process):
-            if event["event"] == "ready":
-                self._fingerprint = event
-                self.guard.started(*ports_of(event["address"], event["source_address"]))
-                event |= {"probes": self.guard.probe_port, "debug": self.guard.debug_port}
-            elif event["event"] == "died":
-                self._last_words[name] = str(event.get("reason")), str(event.get("detail"))
-            elif event["event"] == "fence-wanted":
-                self._fence()
-            elif event["event"] == "draining":
-                self.guard.drain(LEADER_LOOP.name, self.spec.drain_s + STOP_SLACK_S)
-            elif event["event"] == "drained" and not self._stopping.is_set():
-                self.guard.drained()
-            print(json.dumps(event), flush=True)
-        status = await process.wait()
+            self._on_leader(event)
+        status = await leader.wait()
         if not self._stopping.is_set():
-            raise ChildDied(name, status, *self._last_words.get(name, ()))
+            raise ChildDied("leader", status, *self._last_words.get("leader", ()))
+
+    def _on_leader(self, event: dict[str, object]) -> None:
+        if event["event"] == "listening":
+            self._listening.set()
+            return
+        if event["event"] == "ready":
+            self._fingerprint = event
+            self.guard.started(*ports_of(event["address"], event["source_address"]))
+            event |= {"probes": self.guard.probe_port, "debug": self.guard.debug_port}
+        elif event["event"] == "died":
+            self._last_words["leader"] = str(event.get("reason")), str(event.get("detail"))
+        elif event["event"] == "fence-wanted":
+            self._fence()
+        elif event["event"] == "draining":
+            self.guard.drain(LEADER_LOOP.name, self.spec.drain_s + STOP_SLACK_S)
+        elif event["event"] == "drained" and not self._stopping.is_set():
+            self.guard.drained()
+        pass_on(event)
 
     def _fence(self) -> None:
         """After its death nothing can land any more; `_keep_sidecar` starts the next one."""
@@ -232,6 +244,7 @@ class Supervisor:
     async def _keep_sidecar(self) -> None:
         loop = asyncio.get_running_loop()
         deaths: list[float] = []
+        await self._listening.wait()
         while True:
             process = await self._spawn_sidecar()
             last: dict[str, object] = {}
@@ -283,6 +296,7 @@ class Supervisor:
 
     async def _run_rank(self, rank: int) -> None:
         """A real model's rank comes from a zygote, a scripted one needs no torch and is started as it is."""
+        await self._listening.wait()
         if self.spec.scripted is not None:
             argv = (
                 *("-m", "sluice_engine.rank", "--spec", str(self._spec_path), "--rank", str(rank)),
@@ -296,31 +310,29 @@ class Supervisor:
             raise ChildDied(f"rank{rank}", status)
 
     async def _fork_rank(self, rank: int) -> int | None:
+        """Its exit status. Raises ChildDied for the zygote when that has gone, and the rank with it."""
         path = self._zygote_path or await self._start_zygote()
-        loop = asyncio.get_running_loop()
-        sock = await _connect_zygote(path)
-        with sock:
-            self._note_zygote(sock, Path(path))
-            request = json.dumps({"spec": str(self._spec_path), "rank": rank}).encode() + b"\n"
-            socket.send_fds(sock, [request], [self._memory])
-            sock.setblocking(False)
-            told: dict[str, int] = {}
-            data = b""
-            with contextlib.suppress(ConnectionResetError):  # the zygote died before it had read that
-                while block := await loop.sock_recv(sock, 65536):
-                    data += block
-                    for line in data.splitlines(keepends=True):
-                        told |= json.loads(line) if line.endswith(b"\n") else {}
-                    if "pid" in told and rank not in self._rank_pids:
-                        self._note_rank(rank, told["pid"])
-        self._rank_pids.pop(rank, None)
-        return told.get("exit")
+        try:
+            link = await ZygoteLink.connect(path)
+        except TimeoutError as error:
+            detail = f"none answers at {path} after {ZYGOTE_START_S:.0f} s"
+            raise ChildDied("zygote", None, Reason.ZYGOTE_DEAD, detail) from error
+        try:
+            self._zygote_pid = link.pid
+            if self._zygote_path:
+                share_stacks(Path(self.spec.run_dir), "zygote", Path(path).parent)
+            status = await link.run_rank(self._spec_path, rank, self._memory, lambda pid: self._note_rank(rank, pid))
+            self._rank_pids.pop(rank, None)
+            if status is None and await link.has_died(SETTLE_S):
+                raise ChildDied("zygote", await self._zygote_status(), Reason.ZYGOTE_DEAD, f"rank {rank} with it")
+            return status
+        finally:
+            link.close()
 
-    def _note_zygote(self, sock: socket.socket, path: Path) -> None:
-        """Whose it is, the kernel says."""
-        self._zygote_pid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-        if self._zygote_path:
-            share_stacks(Path(self.spec.run_dir), "zygote", path.parent)
+    async def _zygote_status(self) -> int | None:
+        """None: a shared one is somebody else's child."""
+        own = self._processes.get("zygote")
+        return None if own is None else await own.wait()
 
     def _note_rank(self, rank: int, pid: int) -> None:
         """A rank is the zygote's child; by its pidfd it can be ended also while the zygote is stuck."""
@@ -348,52 +360,6 @@ class Supervisor:
                 process.kill()
         for process in self._processes.values():
             await process.wait()
-
-
-def _deaths(children: list[asyncio.Task[Any]]) -> list[BaseException]:
-    return [error for task in children if task.done() and (error := task.exception()) is not None]
-
-
-def _has_followed(error: BaseException) -> bool:
-    """A process that ended with 0 did so because another one had gone."""
-    return isinstance(error, ChildDied) and error.exit.status == 0
-
-
-def _first_cause(exits: list[Exit]) -> list[Exit]:
-    """Of deaths that came together, the one that brought the others about comes first.
-
-    A leader that gives a reason knows it: its own, or a rank's. One that only lost a rank's connection does not, and a
-    process that ended with 0 has followed somebody.
-    """
-
-    def rank_of(gone: Exit) -> int:
-        if gone.process == "leader" and gone.reason and gone.reason != Reason.RANK_DEAD:
-            return 0
-        if gone.status == 0:
-            return 3
-        return 2 if gone.process == "leader" else 1
-
-    ordered = sorted(exits, key=rank_of)
-    return [_blamed(gone) for gone in ordered]
-
-
-def _blamed(gone: Exit) -> Exit:
-    """The leader's last words about a rank are that rank's."""
-    found = re.match(r"rank (\d+): ", gone.detail) if gone.process == "leader" else None
-    return gone if found is None else Exit(f"rank{found[1]}", None, gone.reason, gone.detail[found.end() :])
-
-
-async def _connect_zygote(path: str) -> socket.socket:
-    """A shared zygote may still be importing torch, or be started again. Raises TimeoutError."""
-    async with asyncio.timeout(ZYGOTE_START_S):
-        while True:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                sock.connect(path)
-                return sock
-            except (FileNotFoundError, ConnectionRefusedError):
-                sock.close()
-                await asyncio.sleep(0.05)
 
 
 def own_spec(
@@ -437,17 +403,18 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     if args.parent:
         die_with_parent(args.parent, signal.SIGTERM)
-    try:
-        spec, path = own_spec(args.spec, args.name, args.host, args.key_file, args.tls_dir)
-        if spec.faults:
-            hooks.arm(spec.faults)
-        return asyncio.run(_run(spec, path, args.zygote))
-    except (SpecError, ModelError) as error:
-        say("died", cause=f"{type(error).__name__}: {error}")
-        return EXIT_REFUSED
-    except Exception as error:
-        say("died", cause=f"{type(error).__name__}: {error}")
-        return 1
+    with heard_or_not():
+        try:
+            spec, path = own_spec(args.spec, args.name, args.host, args.key_file, args.tls_dir)
+            if spec.faults:
+                hooks.arm(spec.faults)
+            return asyncio.run(_run(spec, path, args.zygote))
+        except (SpecError, ModelError) as error:
+            say("died", cause=f"{type(error).__name__}: {error}")
+            return EXIT_REFUSED
+        except Exception as error:
+            say("died", cause=f"{type(error).__name__}: {error}")
+            return 1
 
 
 async def _run(spec: EngineSpec, path: Path, zygote: str) -> int:

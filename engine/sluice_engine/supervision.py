@@ -4,6 +4,7 @@ themselves, and how they listen to a child."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import sys
@@ -16,7 +17,8 @@ from sluice_engine.health.guard import Guard, Policy
 from sluice_engine.health.incidents import QuarantinePolicy
 from sluice_engine.health.secrets import without_secrets as without_secrets
 from sluice_engine.health.spec import HealthSpec
-from sluice_engine.health.verdict import Budgets, Verdict
+from sluice_engine.health.verdict import Budgets, Kind, Verdict
+from sluice_engine.health.watched import Reason
 from sluice_engine.processes import json_lines, say
 
 
@@ -51,6 +53,13 @@ def announce(guard: Guard, host: str) -> None:
 def ports_of(*addresses: object) -> list[int]:
     """Of `host:port` or URLs; an empty one has none."""
     return [int(str(address).rpartition(":")[2].strip("/")) for address in addresses if address]
+
+
+def failed_start(probe_port: int, error: OSError) -> Verdict:
+    """Of the supervisor itself: it has no memory for its children, or no place to answer probes."""
+    remedy = f"; is probe port {probe_port} taken?" if error.errno == errno.EADDRINUSE else ""
+    detail = f"{type(error).__name__}: {error}{remedy}"
+    return Verdict(Kind.DEAD, Reason.START_FAILED, "supervisor", "starting", detail=detail)
 
 
 async def end_by(guard: Guard, verdict: Verdict) -> int:

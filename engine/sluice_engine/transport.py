@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from sluice_engine.health.recorder import rows_of
+from sluice_engine.health.verdict import Budgets
+from sluice_engine.health.watch import restart_budget_s
 from sluice_engine.health.watched import LEASE_THREAD
 from sluice_engine.leader import Leader
 from sluice_engine.lease.client import MIN_ANSWER_S, LeaseClient
@@ -136,14 +138,20 @@ class Transport:
 
     # -- life of the link ------------------------------------------------------------------------------------------
 
-    async def _connect(self) -> None:
+    @property
+    def _restart_s(self) -> float:
+        """Who does not come up again is named by the supervisor, in its budget; this is for whoever has none."""
+        health = self.spec.health
+        return restart_budget_s(Budgets(health.floor_s, health.factor, health.start_s)) + SIDECAR_START_S
+
+    async def _connect(self, timeout_s: float = SIDECAR_START_S) -> None:
         if self.spec.transport == "stream":
             verify = VerifyPolicy(VerifyLevel(self.spec.verify))
             transfer = StreamTransfer(self._pools)
             self._link = LocalLink(self._start_id, transfer, self._pools, self._on_event, policy=verify)
         else:
             path = Path(self.spec.sidecar_path)
-            link = await SidecarLink.connect(path, self._on_event, timeout_s=SIDECAR_START_S)
+            link = await SidecarLink.connect(path, self._on_event, timeout_s=timeout_s)
             self._link = link
         self._link.closed.add_done_callback(self._lost)
         for peer in self._peers.values():
@@ -160,7 +168,7 @@ class Transport:
 
     async def _reconnect(self) -> None:
         try:
-            await self._connect()
+            await self._connect(self._restart_s)
         except TransferError as error:
             self._on_death(error)
 

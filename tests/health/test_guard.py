@@ -268,3 +268,37 @@ async def test_a_probe_that_is_no_http_or_never_ends_holds_up_nobody(scene: Scen
     for _, writer in silent:
         writer.close()
     garbage.close()
+
+
+async def test_a_filesystem_that_hangs_holds_up_neither_the_probes_nor_the_end(tmp_path: Path, monkeypatch) -> None:
+    """A pipe without a writer, where the list of incidents should be: reading it takes for ever."""
+    monkeypatch.setattr(guard, "NOTE_S", 1.0)
+    (tmp_path / "evidence").mkdir()
+    os.mkfifo(tmp_path / "evidence" / "incidents.jsonl")
+    scene = Scene(tmp_path)
+    async with running(scene):
+        closing = asyncio.create_task(scene.guard.close(WEDGE))
+        while not (tmp_path / "termination-log").exists():
+            assert not closing.done()
+            await asyncio.sleep(0.01)
+        assert (await asyncio.wait_for(ask(scene.guard.probe_port, "/livez"), 10))[0] == 200
+        assert await asyncio.wait_for(closing, 30) == EXIT_WEDGED
+
+
+async def test_nobody_new_is_sent_while_a_process_is_away_longer_than_a_moment(scene: Scene, monkeypatch) -> None:
+    monkeypatch.setattr(guard, "AWAY_S", 0.5)
+    scene.guard.started()
+    looking = asyncio.create_task(scene.guard.run())
+    await asyncio.sleep(0)
+    scene.guard.forget("leader")  # any process will do
+    assert (await ask(scene.guard.probe_port, "/readyz"))[0] == 200
+    while scene.guard.is_ready:
+        assert not looking.done()
+        await asyncio.sleep(0.01)
+    assert (await ask(scene.guard.probe_port, "/readyz"))[0] == 503
+    assert (await ask(scene.guard.probe_port, "/livez"))[0] == 200
+    scene.rows["leader.loop"].begin(Phase.SERVING)
+    while not scene.guard.is_ready:
+        assert not looking.done()
+        await asyncio.sleep(0.01)
+    looking.cancel()

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from sluice_engine.health.layout import Phase, State
+from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.health.reading import Exit, Thread
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.throughput import Throughput
 from sluice_engine.health.verdict import Budgets, Kind
-from sluice_engine.health.watch import MAX_WINDOW_S, PERIOD_S, Watch
+from sluice_engine.health.watch import MAX_WINDOW_S, PERIOD_S, RESTART_S, Watch
 from sluice_engine.health.watched import Reason, engine_rows
 from sluice_protocol.generate import Role
 
@@ -146,6 +147,70 @@ def test_rows_of_a_process_that_is_started_again_are_looked_at_afresh(scene: Sce
 
 def _state_of(scene: Scene, name: str) -> int:
     return scene.rows[name]._base
+
+
+# -- starts, and those who are started again
+
+
+def test_weights_that_the_leader_hashes_are_progress_of_the_start(scene: Scene) -> None:
+    """Before any other row begins, and for longer than a start may stand."""
+    for row in scene.rows.values():
+        row.forget()
+    scene.watch.started = False
+    marks = LeaderMarks(scene.recorder)
+    marks.begin(Phase.LOADING)
+    for _ in range(400):
+        marks.has_read(1 << 20)
+        assert scene.run(1.0) is not Kind.WEDGED
+    assert scene.run(Budgets().start_s + 1) is Kind.WEDGED
+    assert scene.watch.verdict.reason == Reason.START_STALLED
+
+
+def forget_sidecar(scene: Scene) -> list[str]:
+    names = [name for name in scene.rows if name.startswith("sidecar.")]
+    for name in names:
+        scene.rows[name].forget()
+    scene.watch.forgot("sidecar")
+    return names
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_sidecar_that_does_not_come_up_again_is_named_in_its_budget(scene: Scene, begins: bool) -> None:
+    """Whether it hangs before its first word or in the start of NIXL."""
+    scene.run(5)
+    forget_sidecar(scene)
+    if begins:
+        scene.rows["sidecar.socket"].begin(Phase.STARTING)
+    assert scene.run(RESTART_S - 1) is not Kind.WEDGED
+    assert scene.watch.away_s == RESTART_S - 1
+    assert scene.run(2) is Kind.WEDGED
+    assert (scene.watch.verdict.reason, scene.watch.verdict.culprit) == (Reason.TRANSFER_STALLED, "sidecar")
+
+
+def test_a_sidecar_that_comes_up_again_is_forgiven(scene: Scene) -> None:
+    scene.run(5)
+    names = forget_sidecar(scene)
+    scene.run(RESTART_S - 1)
+    for name in names:
+        scene.rows[name].begin(Phase.SERVING)
+    assert scene.run(2 * RESTART_S) is not Kind.WEDGED
+    assert scene.watch.away_s == 0
+
+
+def test_every_life_of_a_sidecar_has_a_budget_of_its_own_but_it_is_away_since_the_first_death(scene: Scene) -> None:
+    scene.run(5)
+    for _ in range(3):
+        forget_sidecar(scene)
+        assert scene.run(RESTART_S - 1) is not Kind.WEDGED
+    assert scene.watch.away_s == 3 * (RESTART_S - 1)
+
+
+def test_in_a_maintenance_window_nobody_is_late(scene: Scene) -> None:
+    scene.run(5)
+    scene.watch.maintain(100)
+    forget_sidecar(scene)
+    assert scene.run(100) is not Kind.WEDGED
+    assert scene.run(RESTART_S + 1) is Kind.WEDGED
 
 
 # -- how long a step should take

@@ -62,7 +62,7 @@ def test_a_stuck_leader_is_named_by_its_supervisor_and_silent_itself() -> None:
         assert grpc_health(engine) is None
         status, told = probe(engine, "/health")
         assert status == 200  # not yet: it has its budget
-        assert told["verdict"] in ("idle", "slow")
+        assert told["verdict"] in ("idle", "progressing", "slow")  # somebody may be waiting to be accepted
         incident = engine.process.wait_event(lambda event: event.get("event") == "incident")
         assert (incident["reason"], incident["culprit"]) == ("SchedulerFrozen", "leader.loop")
         assert engine.process.popen.wait(30) == 3

@@ -72,6 +72,10 @@ ADVICE: Mapping[Reason, Advice] = {
         "a start loads nothing further: no bytes of weights, no thread that begins",
         "Look at the disk or network that holds the model, and at the process that is absent in the table of threads.",
     ),
+    Reason.START_FAILED: Advice(
+        "a supervisor could not begin its work: no memory for the pools, or its probe port is taken",
+        "The message has the system's error: free the port or name another (`ports.probe`), or give less memory.",
+    ),
     Reason.STEP_DIVERGENCE: Advice(
         "a rank was handed a step record that does not follow from the one before, and refused it",
         "Memory or the socket changed bytes, or two builds were mixed. Check the memory; report it with the bundle.",

@@ -41,10 +41,14 @@ from sluice_engine.processes import say
 
 EXIT_DEAD, EXIT_WEDGED = 1, 3
 EVIDENCE_S = 10.0
+# For the message, and again for the list of incidents: files of a filesystem that may hang as well.
+NOTE_S = 3.0
 # A lease thread that has not turned for so long is no reason to end anything, but one to send nobody new.
 LEASE_SILENT_S = 4.0
 # Kubernetes keeps the last 4096 bytes of a termination message.
 MAX_MESSAGE_BYTES = 4096
+# A sidecar that is killed is back sooner; what is away for longer can hand nothing over.
+AWAY_S = 4.0
 T = TypeVar("T")
 
 
@@ -106,6 +110,11 @@ def write_now(path: Path, data: bytes) -> None:
         os.close(fd)
 
 
+def _why(error: OSError, within_s: float) -> str:
+    """A timeout of asyncio's has no words of its own."""
+    return str(error) or f"not within {within_s:.0f} s"
+
+
 class Guard:
     """States: starting -> ready <-> not ready -> collecting evidence -> (quarantined ->) over."""
 
@@ -153,6 +162,7 @@ class Guard:
         for watched in self.service.watched:
             if watched.process == process:
                 self.recorder.row(watched.name).forget()
+        self.watch.forgot(process)
 
     # -- readiness -------------------------------------------------------------------------------------------------
 
@@ -160,7 +170,8 @@ class Guard:
     def is_ready(self) -> bool:
         verdict = self.watch.verdict
         silent = self.watch.lease_silent_s > LEASE_SILENT_S
-        away = self.draining or self.collecting or self.quarantined or silent
+        gone = self.watch.away_s > AWAY_S
+        away = self.draining or self.collecting or self.quarantined or silent or gone
         return self.watch.started and not (away or verdict.is_fatal)
 
     @property
@@ -243,8 +254,8 @@ class Guard:
         message = str(verdict)
         say("incident", message=message, **verdict.as_dict())
         bundle = await self._collect(verdict)
-        self._write_message(message, bundle)
-        incidents = self._note(verdict, message)
+        await self._write_message(message, bundle)
+        incidents = await self._note(verdict, message)
         self.collecting = False
         if must_quarantine(incidents, boot_id(), seconds_since_boot(), self.policy.quarantine):
             await self._hold(message, len(incidents))
@@ -266,8 +277,8 @@ class Guard:
         try:
             async with asyncio.timeout(EVIDENCE_S):
                 bundle = str(await work)
-        except (OSError, TimeoutError) as error:
-            why = f"no evidence: {error or 'not within ' + str(EVIDENCE_S) + ' s'}"
+        except OSError as error:  # TimeoutError is one
+            why = f"no evidence: {_why(error, EVIDENCE_S)}"
             self.event(why)
             say("evidence-failed", error=why)
             return why
@@ -275,19 +286,23 @@ class Guard:
         say("evidence", path=bundle)
         return f"evidence: {bundle}"
 
-    def _write_message(self, message: str, bundle: str) -> None:
+    async def _write_message(self, message: str, bundle: str) -> None:
         path = self.policy.termination_path or self.service.run_dir / "termination-log"
+        data = f"{message}; {bundle}\n".encode(errors="replace")[:MAX_MESSAGE_BYTES]
         try:
-            write_now(path, f"{message}; {bundle}\n".encode(errors="replace")[:MAX_MESSAGE_BYTES])
+            async with asyncio.timeout(NOTE_S):
+                await in_daemon_thread(write_now, path, data)
         except OSError as error:
-            print(f"{path}: {error}; the message was: {message}", file=sys.stderr, flush=True)
+            print(f"{path}: {_why(error, NOTE_S)}; the message was: {message}", file=sys.stderr, flush=True)
 
-    def _note(self, verdict: Verdict, message: str) -> list[Incident]:
+    async def _note(self, verdict: Verdict, message: str) -> list[Incident]:
+        """All that are known; this one alone where the list cannot be read or written."""
         incident = Incident(boot_id(), seconds_since_boot(), verdict.reason, verdict.culprit, message)
         try:
-            return note_incident(self.evidence_dir, incident)
+            async with asyncio.timeout(NOTE_S):
+                return await in_daemon_thread(note_incident, self.evidence_dir, incident)
         except OSError as error:
-            print(f"{self.evidence_dir}: {error}", file=sys.stderr, flush=True)
+            print(f"{self.evidence_dir}: {_why(error, NOTE_S)}", file=sys.stderr, flush=True)
             return [incident]
 
     async def _hold(self, message: str, count: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from sluice_engine.health.layout import Blob, Phase, Readiness, Writer
+from sluice_engine.health.layout import Blob, Field, Phase, Readiness, Writer
 from sluice_engine.health.recorder import Recorder, Row, unrecorded
 from sluice_engine.health.throughput import Throughput
 
@@ -20,7 +20,7 @@ class LeaderMarks:
         self.queue: Row = unrecorded("leader.queue") if recorder is None else recorder.row("leader.queue")
         self._throughput = Throughput(cold_ns)
         self._tokens = 0
-        self._mirrored_ns = 0
+        self._mirrored_ns = self._read = 0
 
     @property
     def readiness(self) -> Readiness:
@@ -31,6 +31,12 @@ class LeaderMarks:
         """Of the thread whose loop this is."""
         self.row.begin(phase)
         self.queue.begin(Phase.IDLE)
+
+    def has_read(self, nbytes: int) -> None:
+        """Of the weights, for the fingerprint, before anything else has begun: the start goes on."""
+        self._read += nbytes
+        self.row.count(Field.COUNT_A, self._read)
+        self.row.tick()
 
     def waiting(self, head: int, admissible: int) -> None:
         """Sequences that wait though there is room, and the first of them: it must not stay the first, also while

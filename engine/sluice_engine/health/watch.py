@@ -4,24 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from sluice_engine.health.layout import State
+from sluice_engine.health.layout import Phase, State
 from sluice_engine.health.proc import look_at_thread
 from sluice_engine.health.reading import Copy, Exit, Look, Reading, RowReading, carry, look_at_threads
 from sluice_engine.health.recorder import Recorder
-from sluice_engine.health.verdict import IDLE, Budgets, Verdict, verdict
-from sluice_engine.health.watched import LEASE_THREAD, Watched
+from sluice_engine.health.verdict import IDLE, Budgets, Kind, Verdict, describe_doing, verdict
+from sluice_engine.health.watched import LEADER_LOOP, LEASE_THREAD, Watched
 
 PERIOD_S = 0.25
 # A reader that did not run itself for longer than this has seen nothing of what the others did meanwhile.
 MAX_GAP_S = 1.0
 MAX_WINDOW_S = 3600.0
+# The transport's start: NIXL, registered memory, and the measuring of a lane.
+RESTART_S = 30.0
 
 
 def _loaded(rows: Mapping[str, RowReading]) -> int:
-    """Grows while a start makes progress: bytes of weights, threads that have begun, steps of the warm-up."""
+    """Grows while a start makes progress: bytes of weights that the leader (for the fingerprint) and the ranks have
+    read, threads that have begun, steps of the warm-up."""
     running = sum(row.state is State.RUNNING for row in rows.values())
     ranks = [row for name, row in rows.items() if name.startswith("rank") and name.endswith(".loop")]
-    return running + sum(row.count_a + row.progress for row in ranks)
+    hashed = rows[LEADER_LOOP.name].count_a if LEADER_LOOP.name in rows else 0
+    return running + hashed + sum(row.count_a + row.progress for row in ranks)
+
+
+def restart_budget_s(budgets: Budgets) -> float:
+    """For a process that is started again beside others that serve: it loads no weights."""
+    return max(budgets.floor_s, min(budgets.start_s, RESTART_S))
+
+
+def _turns(row: RowReading) -> bool:
+    return row.state is State.RUNNING and row.phase not in (Phase.STARTING, Phase.LOADING)
 
 
 class Watch:
@@ -49,9 +62,36 @@ class Watch:
         self._looked_at = clock()
         self._window_ends = 0.0
         self.lease_silent_s = 0.0
+        self._away: dict[str, tuple[float, float]] = {}  # process -> since its first death, since its last one
 
     def exited(self, gone: Exit) -> None:
         self._exits.append(gone)
+
+    def forgot(self, process: str) -> None:
+        """It has ended as it may, and is being started again: this is a start that must come to its end."""
+        first, _ = self._away.get(process, (self._observed, 0.0))
+        self._away[process] = first, self._observed
+
+    @property
+    def away_s(self) -> float:
+        """How long a process that is started again has not been there; 0 where none is."""
+        return max((self._observed - first for first, _ in self._away.values()), default=0.0)
+
+    def _look_for_those_away(self, rows: Mapping[str, RowReading]) -> Verdict | None:
+        """A verdict on one that does not come up within its budget. While the first start is under way, what it loads
+        is looked at instead."""
+        if self.maintenance_s > 0 or not self.started:
+            self._away = {process: (first, self._observed) for process, (first, _) in self._away.items()}
+        budget = restart_budget_s(self.budgets)
+        for process, (_, since) in list(self._away.items()):
+            loops = [told for told in self.watched if told.process == process and told.ticks]
+            if all(_turns(rows[told.name]) for told in loops):
+                del self._away[process]
+            elif (age := self._observed - since) > budget:
+                late = next(told for told in loops if not _turns(rows[told.name]))
+                doing = "starting again" if rows[late.name].state is State.ABSENT else describe_doing(rows[late.name])
+                return Verdict(Kind.WEDGED, late.frozen, process, doing, age, budget)
+        return None
 
     def maintain(self, seconds: float) -> float:
         """From now on nothing is called a wedge; expires by itself, at the latest after MAX_WINDOW_S. 0 ends it.
@@ -82,6 +122,8 @@ class Watch:
             self._before = None
         self._before = self._before or carry(None, after)
         told = verdict(self._before, after, self.budgets, self.watched)
+        late = self._look_for_those_away(rows)
+        told = late if late is not None and not told.is_fatal else told
         self._before = carry(self._before, after)
         self.lease_silent_s = self._silent_s(LEASE_THREAD.name)
         self.verdict = told

@@ -25,6 +25,7 @@ class Reason(StrEnum):
     DRAIN_STALLED = "DrainStalled"
     TOKENIZER_STUCK = "TokenizerStuck"
     START_STALLED = "StartStalled"
+    START_FAILED = "StartFailed"
     STEP_DIVERGENCE = "StepDivergence"
     LEADER_DEAD = "LeaderDead"
     SIDECAR_DEAD = "SidecarDead"

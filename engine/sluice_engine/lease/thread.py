@@ -52,7 +52,7 @@ class LeaseThread:
 
     def call(self, function: Callable[..., object], *args: object) -> None:
         """From any thread: run `function` on the lease loop, in order of the calls."""
-        self._loop.call_soon_threadsafe(self._guard, function, *args)
+        self._loop.call_soon_threadsafe(self._guard_own, function, *args)
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """From the leader's thread, at start and end only: run to its result on the lease loop."""
@@ -69,10 +69,19 @@ class LeaseThread:
         except Exception as error:
             self._leader_loop.call_soon_threadsafe(self._on_death, error)
 
+    def _guard_own(self, function: Callable[..., object], *args: object) -> None:
+        """Of the lease loop itself: what it failed at is this thread's death, and its row says so."""
+        try:
+            function(*args)
+        except Exception as error:
+            self._row.doing(f"{type(error).__name__}: {error}")
+            self._row.end(failed=True)
+            self._leader_loop.call_soon_threadsafe(self._on_death, error)
+
     def _run(self) -> None:
         self._row.begin(Phase.SERVING)
         asyncio.set_event_loop(self._loop)
-        self._loop.call_soon(self._guard, self._tick)
+        self._loop.call_soon(self._guard_own, self._tick)
         try:
             self._loop.run_forever()
         finally:
@@ -85,4 +94,4 @@ class LeaseThread:
         self.at_hand.tell(self._row)
         self._row.count(Field.COUNT_A, self.counters["unknown_messages"])
         self._row.count(Field.COUNT_B, len(self.rooms.sources) + len(self.rooms.readers))
-        self._loop.call_later(TICK_S, self._guard, self._tick)
+        self._loop.call_later(TICK_S, self._guard_own, self._tick)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -24,8 +23,18 @@ from sluice_engine.health.guard import Guard, Service
 from sluice_engine.health.reading import Exit
 from sluice_engine.health.spec import HealthSpec
 from sluice_engine.health.watched import GATEWAY_ROWS
-from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, say
-from sluice_engine.supervision import announce, child_events, end_by, policy_of, ports_of, probe_url, without_secrets
+from sluice_engine.outlet import heard_or_not
+from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, pass_on, say
+from sluice_engine.supervision import (
+    announce,
+    child_events,
+    end_by,
+    failed_start,
+    policy_of,
+    ports_of,
+    probe_url,
+    without_secrets,
+)
 
 # More than a gateway's --shutdown-s usually is.
 STOP_S = 25.0
@@ -69,7 +78,10 @@ class GatewaySupervisor:
         guard, loop = self.guard, asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, guard.stopping.set)
-        await guard.start(self.spec.host, self.spec.probe_port)
+        try:
+            await guard.start(self.spec.host, self.spec.probe_port)
+        except OSError as error:
+            return await end_by(guard, failed_start(self.spec.probe_port, error))
         announce(guard, self.spec.host)
         gateway = self._gateway = await self._spawn()
         watching = loop.create_task(guard.run())
@@ -127,7 +139,7 @@ class GatewaySupervisor:
             if event["event"] == "ready":
                 self.guard.started(*ports_of(event["url"]))
                 event |= {"probes": self.guard.probe_port, "debug": self.guard.debug_port}
-            print(json.dumps(event), flush=True)
+            pass_on(event)
         return await gateway.wait()
 
 
@@ -169,11 +181,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         die_with_parent(parent, signal.SIGTERM)
     if spec.faults:
         hooks.arm(spec.faults)
-    try:
-        return asyncio.run(_run(spec))
-    except Exception as error:
-        say("died", cause=f"{type(error).__name__}: {error}")
-        return 1
+    with heard_or_not():
+        try:
+            return asyncio.run(_run(spec))
+        except Exception as error:
+            say("died", cause=f"{type(error).__name__}: {error}")
+            return 1
 
 
 async def _run(spec: GatewaySpec) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import secrets
 import shutil
 import socket
@@ -154,8 +156,14 @@ class Stack:
         return Chat(self.url, text, max_tokens)
 
 
+FIRST_PORT, LAST_PORT, PORTS_TRIED = 20_000, 32_000, 100
+
+
 def free_port() -> int:
-    """Free a moment ago: a gateway that is started again must come back where it was."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """Free a moment ago, and none of those that the system hands out by itself: a gateway that is started again must
+    come back where it was."""
+    for port in random.sample(range(FIRST_PORT, LAST_PORT), PORTS_TRIED):
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError(f"none of {PORTS_TRIED} ports from {FIRST_PORT} to {LAST_PORT} is free")

@@ -1,0 +1,38 @@
+"""What fails on the lease loop is that thread's end, and its row says so before its process is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sluice_engine.health.layout import State
+from sluice_engine.health.reading import Copy, Exit
+from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.verdict import Budgets
+from sluice_engine.health.watch import Watch
+from sluice_engine.health.watched import LEASE_THREAD, Reason, engine_rows
+from sluice_engine.lease.thread import LeaseThread
+from sluice_protocol.generate import Role
+
+
+@pytest.mark.timeout(60)
+async def test_a_callback_that_raises_is_named_as_the_lease_thread(tmp_path: Path) -> None:
+    watched = engine_rows(Role.PREFILL, "stream")
+    recorder = Recorder.create(tmp_path / "recorder", [row.name for row in watched])
+    rooms, loop = SimpleNamespace(sources={}, readers={}), asyncio.get_running_loop()
+    died: asyncio.Future[Exception] = loop.create_future()
+    row = recorder.row(LEASE_THREAD.name)
+    thread = LeaseThread(rooms, loop, Counter(), died.set_result, row)  # type: ignore[arg-type]
+    thread.start()
+    thread.call(lambda: 1 // 0)
+    assert isinstance(await asyncio.wait_for(died, 30), ZeroDivisionError)
+    assert Copy(recorder.view).rows()[LEASE_THREAD.name].state is State.FAILED
+    watch = Watch(recorder, watched, Budgets(), lambda: 0.0)
+    watch.exited(Exit("leader", 1, "ZeroDivisionError", "integer division or modulo by zero"))
+    told = watch.look()
+    assert (told.reason, told.culprit) == (Reason.LEASE_THREAD_DEAD, LEASE_THREAD.name)
+    assert "ZeroDivisionError" in told.detail
