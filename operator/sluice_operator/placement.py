@@ -20,7 +20,7 @@ MAJOR_LABEL, PRODUCT_LABEL = "nvidia.com/gpu.compute.major", "nvidia.com/gpu.pro
 # The scheduler's own check of a PreferNoSchedule taint is a preference.
 HARD_EFFECTS = ("NoSchedule", "NoExecute")
 # Of the scheduler's words in a message; status.placement.reasons has more of them.
-MAX_QUOTE = 320
+MAX_QUOTE = 300
 # What the node controllers write on a node that is not Ready, and on one that is cordoned.
 NOT_READY_TAINT = Taint("node.kubernetes.io/not-ready")
 CORDONED_TAINT = Taint("node.kubernetes.io/unschedulable")
