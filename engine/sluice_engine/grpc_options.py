@@ -18,3 +18,11 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
     ("grpc.enable_http_proxy", 0),
 )
+# Of a channel that comes back soon after its peer has.
+RECONNECT: tuple[tuple[str, int], ...] = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    # No backoff, whatever its name: the time that one attempt to connect may take, handshake included.
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)

@@ -280,7 +280,7 @@ class Leader:
             self._on_gone(gone)
         self.rooms.on_plan(planned)
         if planned.record.is_empty:
-            self.marks.resting(self._runnable())
+            self.marks.resting(self._runnable(starving(self.state)[1]))
             if planned.progressed or (self._results and self._results[0].number <= self.state.visible_through):
                 self._kick()  # else only a fact can change anything, and brings its own turn
             elif not self.state.sequences:
@@ -297,18 +297,18 @@ class Leader:
         tokens = sum(work.q_len for batch in planned.record.batches for work in batch.rows)
         self.marks.sent(planned.record.number, frame, chain, tokens, sum(len(b.rows) for b in planned.record.batches))
 
-    def _runnable(self) -> int:
-        """Sequences that a plan could advance now: those that compute, and those that wait though there is room."""
-        state = self.state
-        return starving(state)[1] or int(state.can_run and not state.stalled)
+    def _runnable(self, waiting: int) -> int:
+        """Sequences that a plan could advance now: those `waiting` that there is room for, else those that compute."""
+        return waiting or int(self.state.can_run and not self.state.stalled)
 
     def look_after(self) -> None:
         """From a timer, whether or not there is work: the marks that say that this loop turns, and the mirrors."""
         hooks.reach("leader.turn")
         self.marks.row.tick()
-        self.marks.waiting(*starving(self.state))
+        head, waiting = starving(self.state)
+        self.marks.waiting(head, waiting)
         if not self._awaiting:
-            self.marks.resting(self._runnable())
+            self.marks.resting(self._runnable(waiting))
         self.mirror_books()
 
     def mirror_books(self, *, now: bool = False) -> None:

@@ -27,6 +27,7 @@ from sluice_engine.deaths import ChildDied, blamed, deaths_of, first_cause, has_
 from sluice_engine.errors import SpecError
 from sluice_engine.health.guard import Guard, Service
 from sluice_engine.health.reading import Exit
+from sluice_engine.health.secrets import without_secrets
 from sluice_engine.health.stacks import share_stacks
 from sluice_engine.health.verdict import Verdict
 from sluice_engine.health.watched import LEADER_LOOP, Reason, engine_rows
@@ -43,7 +44,6 @@ from sluice_engine.supervision import (
     policy_of,
     ports_of,
     probe_url,
-    without_secrets,
 )
 from sluice_engine.transfer.sidecar import EXIT_LEADER_GONE, EXIT_SPEC, EXIT_THREAD_DIED, EXIT_UNAVAILABLE
 from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, write_spec

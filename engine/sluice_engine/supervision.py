@@ -15,7 +15,6 @@ from sluice_engine.address import join
 from sluice_engine.health.evidence import EvidenceLimits
 from sluice_engine.health.guard import Guard, Policy
 from sluice_engine.health.incidents import QuarantinePolicy
-from sluice_engine.health.secrets import without_secrets as without_secrets
 from sluice_engine.health.spec import HealthSpec
 from sluice_engine.health.verdict import Budgets, Kind, Verdict
 from sluice_engine.health.watched import Reason

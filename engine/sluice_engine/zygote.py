@@ -25,10 +25,9 @@ from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.processes import die_with_parent, say
 from sluice_engine.rank import serve
 from sluice_engine.spec import load_spec
+from sluice_engine.zygote_link import PING
 
 MAX_REQUEST_BYTES = 64 * 1024
-# Answered by {"pid": n} and the end of the stream.
-PING = b'{"ping": true}\n'
 # Who has not asked by then is closed.
 REQUEST_S = 10.0
 CROWDED_S = 0.05

@@ -12,6 +12,8 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+# Whether it turns: answered by {"pid": n} and the end of the stream.
+PING = b'{"ping": true}\n'
 ZYGOTE_START_S = 120.0
 LOOK_S = 0.02
 

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from sluice_engine.address import join
-from sluice_engine.grpc_options import KEY_HEADER, OPTIONS
+from sluice_engine.grpc_options import KEY_HEADER, OPTIONS, RECONNECT
 from sluice_engine.probe_client import NoAnswer, ask_json
 from sluice_engine.tls.client import open_channel
 from sluice_engine.tls.identity import Identity
@@ -36,14 +36,7 @@ CALL_S = 1.0
 UNUSED_S = 120.0
 # One slow fleet must not take all the sockets there are.
 MAX_IN_FLIGHT = 128
-_CHANNEL_OPTIONS: list[tuple[str, Any]] = [
-    *OPTIONS,
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    # No backoff, whatever its name: the time that one attempt to connect may take, handshake included.
-    ("grpc.min_reconnect_backoff_ms", 5_000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-]
+_CHANNEL_OPTIONS = [*OPTIONS, *RECONNECT]
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 

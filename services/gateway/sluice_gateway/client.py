@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import grpc
 
+from sluice_engine.grpc_options import KEY_HEADER, RECONNECT
 from sluice_engine.tls.client import Lines, open_channel
 from sluice_engine.tls.diagnosis import why_not
 from sluice_engine.tls.identity import Identity
@@ -32,11 +33,7 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    # No backoff, whatever its name: the time that one attempt to connect may take, handshake included.
-    ("grpc.min_reconnect_backoff_ms", 5_000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    *RECONNECT,
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
@@ -57,7 +54,7 @@ class GrpcEngine:
     ) -> None:
         self._address, self._peer = address, peer
         self._timeout_s = timeout_s
-        self._metadata = (("x-sluice-key", key),)
+        self._metadata = ((KEY_HEADER, key),)
         self._identity = identity
         self._lines = Lines(
             lambda shown: open_channel(address, peer, shown, _OPTIONS), cast(Any, EngineStub), self._current

@@ -21,6 +21,7 @@ import msgspec
 from sluice_engine import hooks
 from sluice_engine.health.guard import Guard, Service
 from sluice_engine.health.reading import Exit
+from sluice_engine.health.secrets import without_secrets
 from sluice_engine.health.spec import HealthSpec
 from sluice_engine.health.watched import GATEWAY_ROWS
 from sluice_engine.outlet import heard_or_not
@@ -33,7 +34,6 @@ from sluice_engine.supervision import (
     policy_of,
     ports_of,
     probe_url,
-    without_secrets,
 )
 
 # More than a gateway's --shutdown-s usually is.

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sluice_engine.probe_client import NoAnswer, ask
-
-PING = b'{"ping": true}\n'
+from sluice_engine.zygote_link import PING
 
 PERIOD_S, TIMEOUT_S, FAILURES = 2.0, 2.0, 3
 
