@@ -26,6 +26,8 @@ STOP_ROUTING_S, GAP_S = 3.0, 3.0
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     with Stack(PROFILES["two-pairs"], Scale.of(FLOOR_S).health, Scale.of(FLOOR_S).probing) as running:
+        addresses = {engine.address for engine in running.engines.values()}
+        eventually(lambda: told_of(running).keys() >= addresses, "the gateway's supervisor has seen its engines")
         yield running
 
 
@@ -38,12 +40,16 @@ def answers_on_both(stack: Stack) -> list[Chat]:
     return chats
 
 
-def trouble_of(stack: Stack, engine: Service) -> str:
-    """What the gateway says against sending anything there."""
+def told_of(stack: Stack) -> dict[str, str]:
+    """What the gateway says against sending anything to an engine, by address, as its supervisor last read it: for its
+    first look that can be before it knew any."""
     assert stack.gateway is not None
-    told = get(stack.gateway.probes, "/status")[1]["gateway"]
-    entry = next(one for one in told["engines"] if one["address"] == engine.address)
-    return str(entry["trouble"])
+    told = get(stack.gateway.probes, "/status")[1]["gateway"] or {"engines": []}
+    return {engine["address"]: engine["trouble"] for engine in told["engines"]}
+
+
+def trouble_of(stack: Stack, engine: Service) -> str:
+    return told_of(stack)[engine.address]
 
 
 def finish(stack: Stack, chats: list[Chat]) -> float:
