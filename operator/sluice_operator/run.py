@@ -40,7 +40,7 @@ class Options:
     may_see_nodes: bool = False
     resync_s: float = 60.0
     timing: Timing = dataclasses.field(default_factory=Timing)
-    probe_host: str = "0.0.0.0"
+    probe_host: str = ""  # every address
     probe_port: int = 0
 
 
