@@ -373,10 +373,10 @@ class Leader:
         hooks.reach("leader.publish")
         self.counters["steps"] += 1
         self._results.append(first)
+        self._kick()  # the next plan's turn comes before those of whoever hears of this step: ranks need not wait for them
         self.rooms.on_result(planned, first)
         self._publish(publish_step(self.streams, planned.rows, first))
         self.marks.published()
-        self._kick()
 
     def _publish(self, published: Published) -> None:
         for gateway, batch in published.batches.items():

@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import lru_cache
 from typing import TextIO
 
 from sluice_engine.health.secrets import values_without_secrets, without_secrets
 
 _logger = logging.getLogger("sluice")
 _logger.propagate = False
+# What would not be one word of a line as it is.
+_needs_quotes = re.compile(r'[\s"=]').search
 
 
 class LogFormat(StrEnum):
@@ -66,20 +70,29 @@ def configure(log_format: LogFormat, service: str, stream: TextIO | None = None)
 
 def info(event: str, **fields: object) -> None:
     """A change of state that is as it should be."""
-    if _logger.handlers and _logger.isEnabledFor(logging.INFO):
-        _logger.info(event, extra={"fields": fields})
+    _write(logging.INFO, event, fields)
 
 
 def warning(event: str, **fields: object) -> None:
     """One that somebody may want to look at."""
-    if _logger.handlers and _logger.isEnabledFor(logging.WARNING):
-        _logger.warning(event, extra={"fields": fields})
+    _write(logging.WARNING, event, fields)
+
+
+def _write(level: int, event: str, fields: dict[str, object]) -> None:
+    """A request makes some ten lines: nobody looks for the file and line that said it."""
+    if _logger.handlers and _logger.isEnabledFor(level):
+        _logger.handle(_logger.makeRecord(_logger.name, level, "", 0, event, (), None, extra={"fields": fields}))
 
 
 def _utc(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"
+    return f"{_utc_second(int(seconds))}.{int(seconds % 1 * 1000):03d}Z"
+
+
+@lru_cache(maxsize=1)
+def _utc_second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 def _plain(value: object) -> str:
     text = str(value)
-    return json.dumps(text) if not text or any(c.isspace() or c in '"=' for c in text) else text
+    return json.dumps(text) if not text or _needs_quotes(text) else text

@@ -138,7 +138,7 @@ class _Planner(StepBuilder):
         if bound_now:
             self.bound.remove(bound_now[0])  # ranks need not hear of it at all
         else:
-            self.rows_freed.append(sequence.row)
+            self.state.rows_freed.append(sequence.row)
         self.state.free_rows.append(sequence.row)
         sequence.row = None
 
@@ -379,9 +379,9 @@ class _Planner(StepBuilder):
                 self._close_snapshots(sequence)
                 self._grant(sequence)
         # Lives that end by reaping are told to ranks in the next step: this one may have closed such a record.
-        released = self.ledger.take_released()
+        rows_freed, released = self.take_freed()
         reaped = self._reap()
-        record = self.build(released)
+        record = self.build(rows_freed, released)
         if not record.is_empty:
             self.state.in_flight[self.number] = self.rows
             self.state.next_number += 1

@@ -22,7 +22,8 @@ from sluice_engine.health.recorder import Recorder
 BACKLOG = 4
 SERVER = f"""
 import socket, sys
-server = socket.create_server((sys.argv[1], 0), backlog={BACKLOG})
+family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+server = socket.create_server((sys.argv[1], 0), family=family, backlog={BACKLOG}, dualstack_ipv6=":" in sys.argv[1])
 print(server.getsockname()[1], flush=True)
 for line in sys.stdin:
     taken = server.accept()[0]
@@ -58,7 +59,7 @@ class Server:
             pipe.close()
 
 
-@pytest.fixture(params=["127.0.0.1", "0.0.0.0"])
+@pytest.fixture(params=["127.0.0.1", "0.0.0.0", "::"])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     made = Server(request.param)
     yield made
@@ -188,6 +189,26 @@ def test_of_a_process_that_is_gone_nobody_waits(server, watched, clients) -> Non
 def test_a_table_that_is_not_there_accuses_nobody(server) -> None:
     door = look_at_door(server.process.pid, [server.port], [Path("/proc/net/nothing-of-the-kind")])
     assert (door.waiting, door.queued, door.taken) == (0, frozenset(), frozenset())
+
+
+HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+
+
+def listener(waiting: int) -> str:
+    return f"   0: 0100007F:1F90 00000000:0000 0A 00000000:{waiting:08X} 00:00000000 00000000     0        0 7\n"
+
+
+@pytest.mark.parametrize(("waiting", "is_read"), [(0, False), (1, True)])
+def test_connections_are_read_only_where_somebody_waits(tmp_path, waiting, is_read) -> None:
+    """The kernel makes a line as it is read: those of all connections of a busy machine are not for nothing."""
+    table = tmp_path / "tcp"
+    connection = "   1: a line that cannot be understood\n"
+    table.write_text(HEAD + listener(waiting) + connection)
+    if is_read:
+        with pytest.raises(ValueError, match="unpack"):
+            look_at_door(os.getpid(), [0x1F90], [table])
+    else:
+        assert look_at_door(os.getpid(), [0x1F90], [table]).waiting == 0
 
 
 def test_the_row_is_never_told_as_starting(server, watched, clients) -> None:
