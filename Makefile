@@ -44,11 +44,11 @@ check: $(LOCKED) ## format, lint, types, imports, generated files, fast tests
 	$(BIN)/mypy -p sluice_records -p sluice_protocol -p sluice_kernels -p sluice_engine -p sluice_prefill -p sluice_decode -p sluice_gateway -p sluice_operator -p sluice_faults -p sluice_harness -p sluice_cli
 	$(BIN)/lint-imports tools/house/layers.ini
 	$(GENERATE) --check
-	$(PYTEST) -q -m "not process and not slow and not images" -n 2
+	$(PYTEST) -q -m "not process and not slow and not images" -n 3 --dist worksteal
 
 # Faults are judged by the clock: nothing runs beside them.
 test: check ## `make check`, then the tests that start processes and the slow ones; without those of a cluster
-	$(PYTEST) -q -m "(process or slow) and not cluster and not images" -n 2 --dist loadfile --ignore=tests/chaos
+	$(PYTEST) -q -m "(process or slow) and not cluster and not images" -n 3 --dist worksteal --ignore=tests/chaos
 	$(PYTEST) -q -m "process or slow" tests/chaos
 
 cluster-test: cluster-tools ## the operator, CRD and charts against a real API server (7 minutes; not in `make test` yet)

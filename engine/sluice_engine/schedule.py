@@ -240,7 +240,7 @@ class _Planner(StepBuilder):
         size, decoding = self.limits.page_tokens, Phase.DECODING
         for sequence in list(self.state.sequences.values()):
             # An earlier turn of this loop may have preempted it.
-            if sequence.phase is not decoding:
+            if sequence.phase is not decoding or hooks.holds_one("leader.schedule", sequence.id):
                 continue
             if sequence.computed < len(sequence.pages) * size or self._add_page(sequence):
                 self._work(sequence, (), sequence.computed + 1, sample=True)
@@ -270,6 +270,8 @@ class _Planner(StepBuilder):
         scheduled = False
         prefilling = Phase.PREFILLING
         for sequence in [s for s in self.state.sequences.values() if s.phase is prefilling]:
+            if hooks.holds_one("leader.schedule", sequence.id):
+                continue
             end = self.limits.chunk_end(sequence.computed, sequence.num_given)
             if scheduled and end - sequence.computed > self.tokens_left:
                 return

@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--lease-namespace", default="", help="where the Lease is; default: the operator's own")
     parser.add_argument("--nodes", action="store_true", help="look at nodes (needs the optional cluster role)")
     parser.add_argument("--resync-s", type=float, default=60.0, help="seconds from one full listing to the next")
-    parser.add_argument("--probe-host", default="0.0.0.0")
+    parser.add_argument("--probe-host", default="", help="default: every address, of IPv6 too")
     parser.add_argument("--probe-port", type=int, default=0, help="/livez and /status; 0: the system picks one")
     for name, default in (("duration", 20.0), ("deadline", 10.0), ("period", 2.0), ("call", 8.0)):
         parser.add_argument(f"--lease-{name}-s", type=float, default=default)

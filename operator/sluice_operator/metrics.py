@@ -50,6 +50,13 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     MetricSpec("sluice_operator_queue_age_seconds", G, (), "how late the oldest that is due is", _fact("queue_age_s")),
     MetricSpec(
+        "sluice_operator_running_age_seconds",
+        G,
+        (),
+        "how long the longest look that goes on has taken",
+        _fact("running_s"),
+    ),
+    MetricSpec(
         "sluice_operator_last_look_seconds",
         G,
         (),

@@ -27,6 +27,8 @@ from sluice_operator.work import Key, Work
 WORKERS = 8
 # Seconds to the next look. Soon while something moves, for not everything that matters is told of by a watch.
 BUSY_S, SCALING_S, UNREADY_S, QUIET_S = 2.0, 5.0, 10.0, 60.0
+# All that one look waits for is bounded by itself. Should anything not be, its ModelDeployment would wait for ever.
+RECONCILE_S = 120.0
 Versions = Mapping[Key, int]
 log = logging.getLogger(__name__)
 
@@ -45,9 +47,17 @@ class Counts:
 
 
 class Reconciler:
-    def __init__(self, cluster: Cluster, fleet: Fleet, renderer: Renderer, observer: Observer, work: Work) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        fleet: Fleet,
+        renderer: Renderer,
+        observer: Observer,
+        work: Work,
+        bound_s: float = RECONCILE_S,
+    ) -> None:
         self.cluster, self.fleet, self.renderer = cluster, fleet, renderer
-        self.observer, self.work = observer, work
+        self.observer, self.work, self.bound_s = observer, work, bound_s
         self.counts = Counts()
         self._known: dict[Key, Known] = {}
 
@@ -85,7 +95,13 @@ class Reconciler:
             key = await self.work.take()
             began = time.monotonic()
             try:
-                again_s = await self.reconcile(key)
+                async with asyncio.timeout(self.bound_s):
+                    again_s = await self.reconcile(key)
+            except TimeoutError:
+                # What it has done stays done, and the next look goes on from there. The trace says where it stood.
+                log.exception("%s/%s: a reconcile that takes longer than %.0f s is cut off", *key, self.bound_s)
+                self.counts.failures["Stuck"] += 1
+                self.work.failed(key)
             except ClusterError as error:
                 log.warning("%s/%s: %s", *key, error)
                 self.counts.failures[type(error).__name__] += 1

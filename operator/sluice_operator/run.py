@@ -40,7 +40,7 @@ class Options:
     may_see_nodes: bool = False
     resync_s: float = 60.0
     timing: Timing = dataclasses.field(default_factory=Timing)
-    probe_host: str = "0.0.0.0"
+    probe_host: str = ""  # every address
     probe_port: int = 0
 
 
@@ -113,12 +113,16 @@ class Operator:
         counts, problem = self.reconciler.counts, ""
         if self.state == "standby" and clock() - self.election.looked_at > self.options.timing.duration:
             problem = "standby, and the lease could not be read for longer than it lasts"
+        running, running_s = self.work.longest_running
+        if running is not None and running_s > 2 * self.reconciler.bound_s:
+            problem = f"{'/'.join(running)} has been looked at for {running_s:.0f} s and cannot be cut off"
         facts = {
             "state": self.state,
             "identity": self.options.identity,
             "lease_age_s": None if self.leadership.held_at is None else round(self.leadership.age, 3),
             "queue": self.work.depth,
             "queue_age_s": round(self.work.lateness, 3),
+            "running_s": round(running_s, 3),
             "last_look_s": None if counts.looked_at is None else round(time.monotonic() - counts.looked_at, 3),
             "reconciles": counts.reconciles,
             "failures": dict(counts.failures),

@@ -24,7 +24,7 @@ class Work:
     clock: Callable[[], float]
     _due: dict[Key, float] = field(default_factory=dict)
     _heap: list[tuple[float, int, Key]] = field(default_factory=list)
-    _running: set[Key] = field(default_factory=set)
+    _running: dict[Key, float] = field(default_factory=dict)  # since when
     _failures: dict[Key, int] = field(default_factory=dict)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -42,7 +42,7 @@ class Work:
         while True:
             key, wait = self._next()
             if key is not None:
-                self._running.add(key)
+                self._running[key] = self.clock()
                 del self._due[key]
                 return key
             self._news.clear()
@@ -54,7 +54,7 @@ class Work:
 
     def done(self, key: Key, again_s: float | None) -> None:
         """It went well; `again_s`: look again then, whatever happens. None: only on news."""
-        self._running.discard(key)
+        self._running.pop(key, None)
         self._failures.pop(key, None)
         if again_s is not None:
             self.add(key, again_s)
@@ -62,7 +62,7 @@ class Work:
 
     def failed(self, key: Key) -> None:
         """Again after a second, then two, then four, ..."""
-        self._running.discard(key)
+        self._running.pop(key, None)
         count = self._failures[key] = self._failures.get(key, 0) + 1
         # What news has made due meanwhile waits as well: it would fail the same way.
         self._due.pop(key, None)
@@ -73,6 +73,12 @@ class Work:
     def depth(self) -> int:
         """Keys that wait, due or not, and those that workers have."""
         return len(self._due) + len(self._running)
+
+    @property
+    def longest_running(self) -> tuple[Key | None, float]:
+        """Which key a worker has had longest, and for how many seconds; (None, 0.0) when nobody works."""
+        key = min(self._running, key=self._running.__getitem__, default=None)
+        return key, 0.0 if key is None else self.clock() - self._running[key]
 
     @property
     def lateness(self) -> float:

@@ -74,8 +74,8 @@ def test_an_engine_in_quarantine_is_kept_aside_and_replaced(operator, served, fl
     )
     kept = served.client.until(pod, lambda p: "sluice.dev/quarantined" in p["metadata"]["labels"] and p, 90)
     assert [o["kind"] for o in kept["metadata"]["ownerReferences"]] == ["ModelDeployment"]
+    served.until_status(lambda status: status["roles"]["decode"]["quarantined"] == 1)
     served.until("Ready", "True")
-    assert served.client.get(served.path)["status"]["roles"]["decode"]["quarantined"] == 1
 
 
 def test_a_fleet_that_does_not_answer_takes_nothing_away_and_holds_up_nobody(operator, served, fleet):

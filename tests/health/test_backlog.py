@@ -22,7 +22,8 @@ from sluice_engine.health.recorder import Recorder
 BACKLOG = 4
 SERVER = f"""
 import socket, sys
-server = socket.create_server((sys.argv[1], 0), backlog={BACKLOG})
+family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
+server = socket.create_server((sys.argv[1], 0), family=family, backlog={BACKLOG}, dualstack_ipv6=":" in sys.argv[1])
 print(server.getsockname()[1], flush=True)
 for line in sys.stdin:
     taken = server.accept()[0]
@@ -58,7 +59,7 @@ class Server:
             pipe.close()
 
 
-@pytest.fixture(params=["127.0.0.1", "0.0.0.0"])
+@pytest.fixture(params=["127.0.0.1", "0.0.0.0", "::"])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     made = Server(request.param)
     yield made

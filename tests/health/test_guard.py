@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice_engine.health import guard
+from sluice_engine.health import evidence, guard
 from sluice_engine.health.evidence import EvidenceLimits
 from sluice_engine.health.guard import EXIT_DEAD, EXIT_WEDGED, Guard, Policy, Service
 from sluice_engine.health.incidents import QuarantinePolicy
@@ -52,6 +52,11 @@ class Scene:
                 if name not in self.frozen:
                     row.tick()
             await asyncio.sleep(0.05)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_here_answers_with_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "STACKS_S", 0.1)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from sluice_operator import metrics
 from sluice_operator.cluster import Cluster, NotFound, Unreachable
 from sluice_operator.connection import Connection
 from sluice_operator.probes import Probes
+from sluice_operator.reconcile import RECONCILE_S
 from sluice_operator.render.revision import StandardRenderer
 from sluice_operator.run import Operator, Options
 from sluice_operator.work import Work
@@ -25,6 +26,7 @@ FACTS = {
     "actions": {"Apply": 3},
     "queue": 4,
     "queue_age_s": 0.25,
+    "running_s": 0.125,
     "last_look_s": 30.0,
     "requests": {"GET": 9, "PATCH": 1},
     "errors": {"Unreachable": 1},
@@ -55,6 +57,18 @@ def test_every_metric_of_the_table_is_told_with_its_labels():
     assert told["sluice_operator_leader", ()] == 1.0
     assert told["sluice_operator_api_requests_total", (("method", "PATCH"),)] == 1.0
     assert told["sluice_operator_queue_age_seconds", ()] == 0.25
+
+
+async def test_a_look_that_cannot_be_cut_off_is_a_problem():
+    now = [0.0]
+    operator = Operator(NOWHERE, Options("one", "sluice"), StandardRenderer("image"), fleet=None)
+    operator.work = Work(lambda: now[0])
+    operator.work.add(("ns", "a"), 0)
+    assert await operator.work.take() == ("ns", "a")
+    now[0] = RECONCILE_S + 1
+    assert (operator.answer().problem, operator.answer().facts["running_s"]) == ("", RECONCILE_S + 1)
+    now[0] = 2 * RECONCILE_S + 1
+    assert "ns/a has been looked at for 241 s" in operator.answer().problem
 
 
 def test_what_is_not_known_is_not_told():

@@ -425,7 +425,7 @@ def test_a_gateway_accepts_its_command_line(tmp_path):
         "/var/lib/sluice/evidence",
     )
     assert told.health.floor_s == 30.0
-    assert told.arguments[:2] == ("--listen", "0.0.0.0:8000")
+    assert told.arguments[:2] == ("--listen", "*:8000")
     assert told.arguments[told.arguments.index("--tls-dir") + 1] == "/etc/sluice/tls"
     shutdown = float(told.arguments[told.arguments.index("--shutdown-s") + 1])
     grace = RENDERER.gateway("m", spec(), "g")["spec"]["terminationGracePeriodSeconds"]

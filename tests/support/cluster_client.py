@@ -25,6 +25,14 @@ class Refused(Exception):
         self.code, self.text = code, text
 
 
+def _in_short(there: Any) -> str:
+    """What says most comes first, and what says nothing is left out."""
+    if not isinstance(there, dict):
+        return json.dumps(there)[:4000]
+    metadata = {key: value for key, value in there.get("metadata", {}).items() if key != "managedFields"}
+    return json.dumps({"status": there.get("status"), **there, "metadata": metadata})[:4000]
+
+
 class ClusterClient:
     """Paths as the API has them, e.g. /api/v1/namespaces/default/pods. Reads of one thread share a connection, for most
     of what a test does is to ask again; whatever changes something has its own, and is sent once."""
@@ -77,7 +85,7 @@ class ClusterClient:
             there = self.find(path, accept)
             if told := is_so(there):
                 return told
-            assert time.monotonic() < deadline, f"{path} stayed {json.dumps(there)[:3000]}"
+            assert time.monotonic() < deadline, f"{path} stayed {_in_short(there)}"
             time.sleep(every_s)
 
     def _call(self, method: str, path: str, body: Any, content: str, accept: str = ANY) -> bytes:

@@ -94,6 +94,7 @@ class OperatorProcess:
     def __exit__(self, *exc: object) -> None:
         if self._process is not None and self._process.poll() is None:
             self.kill()
+        print(f"{self.user} said last:\n{self.text()[-8000:]}")  # shown where the test fails
 
     def start(self) -> None:
         if self.is_forked:

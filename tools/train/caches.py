@@ -3,16 +3,21 @@
 A page is 16 tokens: 4 index keys and 4 compressed entries in each CSA layer, 1 entry in the HCA layer.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache
 
 PAGE_TOKENS, CSA_RATE = 16, 4
 PAGE = PAGE_TOKENS // CSA_RATE
 INDEX, ENTRIES = "indexer", "compressor"
-Edit = Callable[[DynamicCache], None]
+Edit: TypeAlias = "Callable[[DynamicCache], None]"
 
 
 def _rewrite(cache: DynamicCache, name: str, change: Callable[[Tensor], Tensor]) -> None:

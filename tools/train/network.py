@@ -6,13 +6,19 @@ Shapes: B sequences of S tokens (S a multiple of every compress rate and of the 
 T compressed entries, N residual streams.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor
-from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
+
+if TYPE_CHECKING:  # its import costs seconds, which only who makes a model pays
+    from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 
 CSA, HCA, SLIDING = "compressed_sparse_attention", "heavily_compressed_attention", "sliding_attention"
 LAYERS = (SLIDING, CSA, HCA, CSA)
@@ -20,7 +26,7 @@ LAYERS = (SLIDING, CSA, HCA, CSA)
 
 def configuration(vocab_size: int) -> DeepseekV4Config:
     """About one million parameters; a page of 16 tokens is a multiple of both compress rates."""
-    return DeepseekV4Config(
+    return transformers.DeepseekV4Config(
         vocab_size=vocab_size, hidden_size=128, num_hidden_layers=len(LAYERS), layer_types=list(LAYERS),
         num_attention_heads=4, num_key_value_heads=1, head_dim=64, partial_rotary_factor=0.25, q_lora_rank=64,
         o_groups=4, o_lora_rank=32, sliding_window=8, compress_rates={CSA: 4, HCA: 16},
@@ -38,7 +44,7 @@ def configuration(vocab_size: int) -> DeepseekV4Config:
 def initialise(config: DeepseekV4Config, seed: int) -> DeepseekV4ForCausalLM:
     """Random weights; the hash table sends every token to distinct experts (transformers leaves it at zero)."""
     torch.manual_seed(seed)
-    model = DeepseekV4ForCausalLM(config)
+    model = transformers.DeepseekV4ForCausalLM(config)
     for name, buffer in model.named_buffers():
         if name.endswith("tid2eid"):
             for row in buffer:

@@ -74,7 +74,7 @@ def _container(name: str, spec: ModelDeploymentSpec, image: str, source: ModelSo
         *("--probe-host", "$(POD_IP)", "--probe-port", str(ports.PROBE), "--stop-s", str(SHUTDOWN_S + STOP_SLACK_S)),
     )
     arguments = (
-        *("--listen", f"0.0.0.0:{ports.HTTP}", "--model-name", served_name(name, spec), "--tokenizer", source.path),
+        *("--listen", f"*:{ports.HTTP}", "--model-name", served_name(name, spec), "--tokenizer", source.path),
         *("--discover", f"$(POD_NAMESPACE)/{_services(name)}", "--report-listen", f"$(POD_IP):{ports.CONTROL}"),
         *("--key-file", f"{KEY}/key", "--tls-dir", TLS, *keys),
         *("--max-queued", str(spec.gateway.max_queued), "--shutdown-s", str(SHUTDOWN_S), "--log", "json"),

@@ -57,7 +57,9 @@ FIRST_LOOK_S = 10.0
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="sluice_gateway", description="OpenAI-compatible front of a Sluice fleet")
-    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="port 0: the system chooses")
+    parser.add_argument(
+        "--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="host *: every address; port 0: any"
+    )
     parser.add_argument("--model-name", required=True, help="the name that clients ask for")
     parser.add_argument("--tokenizer", required=True, metavar="DIR|bytes|script", help="a model directory; see docs")
     for role in Role:

@@ -14,10 +14,12 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from sluice_engine.address import join, split
 from sluice_gateway.gateway import Gateway
 from sluice_gateway.respond import ABORT, CHUNK, TryWrite
 
 logger = logging.getLogger(__name__)
+EVERY_HOST = "*"
 
 
 class StreamingProtocol(HttpToolsProtocol):
@@ -105,24 +107,24 @@ class Server(uvicorn.Server):
 
 
 def listen(address: str) -> socket.socket:
-    """A bound socket for `host:port`; port 0 lets the system choose.
+    """A bound socket for `host:port`; port 0 lets the system choose; host `*` is every address, of IPv6 too where the
+    machine has it.
 
     TCP_NODELAY is inherited by what is accepted: without it every answer of two writes waits 40 ms for an ACK.
     """
-    host, _, port = address.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    host, port = split(address)
+    both = host == EVERY_HOST and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+    at = ("" if both else "0.0.0.0" if host == EVERY_HOST else host, int(port))
+    sock = socket.create_server(at, family=family, backlog=2048, dualstack_ipv6=both)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind((host.strip("[]"), int(port)))
-    sock.listen(2048)
     sock.setblocking(False)
     return sock
 
 
 def url_of(sock: socket.socket) -> str:
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http://{join(host, port)}"
 
 
 def make_server(app: FastAPI, on_ready: Callable[[], None]) -> Server:
