@@ -373,7 +373,7 @@ class Leader:
         hooks.reach("leader.publish")
         self.counters["steps"] += 1
         self._results.append(first)
-        self._kick()  # the next plan comes before those who hear of this step: ranks need not wait for them
+        self._kick()  # before anybody hears of this step: ranks wait for the next plan, not for who writes the tokens
         self.rooms.on_result(planned, first)
         self._publish(publish_step(self.streams, planned.rows, first))
         self.marks.published()
