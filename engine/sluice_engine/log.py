@@ -8,6 +8,7 @@ import logging
 import re
 import sys
 import time
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
 from typing import TextIO
@@ -41,11 +42,16 @@ class _Formatter(logging.Formatter):
             fields = fields | {"exception": self.formatException(record.exc_info)}
         fields = values_without_secrets(fields)
         if self._as_json:
-            head = {"at": _utc(record.created), "level": record.levelname.lower(), "service": self._service}
-            return json.dumps(head | {"event": event} | fields, default=str)
+            return as_record(self._service, record.levelname.lower(), event, fields, at_s=record.created)
         told = " ".join(f"{key}={_plain(value)}" for key, value in fields.items())
         level = "" if record.levelno <= logging.INFO else f" {record.levelname}"
         return f"{_utc(record.created)} {self._service}{level}: {event}{' ' if told else ''}{told}"
+
+
+def as_record(service: str, level: str, event: str, fields: Mapping[str, object], *, at_s: float | None = None) -> str:
+    """One JSON line without its end. `at_s`: seconds of wall time; None: now."""
+    head = {"at": _utc(time.time() if at_s is None else at_s), "level": level, "service": service}
+    return json.dumps(head | {"event": event} | values_without_secrets(dict(fields)), default=str)
 
 
 def configure(log_format: LogFormat, service: str, stream: TextIO | None = None) -> None:

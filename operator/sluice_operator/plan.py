@@ -190,6 +190,7 @@ class _Plan:
             spec=spec,
             wanted={**view.wanted, PodRole.GATEWAY: spec.gateway.replicas},
             target=target.revision,
+            gateways=gateway_hash(spec, self.renderer),
             placement=place(spec, self.observed.nodes, self.observed.pods),
             view=view,
             held=target.failed,

@@ -204,6 +204,17 @@ def test_who_is_passed_over_by_nobody_but_a_loop_that_makes_no_step_is_not_to_bl
     assert wedged(engine.run(BUDGETS.floor_s + 2)) == (Reason.QUEUE_STARVED, "leader.loop")
 
 
+@pytest.mark.parametrize("waits", ["leader.queue", "leader.running"])
+def test_who_waits_for_a_loop_that_does_not_turn_is_not_to_blame(waits):
+    """The loop says who waits; it stood still right after it had said so of somebody for the first time."""
+    engine = Engine()
+    engine.set(waits, pending=1)
+    engine.no_progress = {waits}
+    engine.run(0.5)
+    engine.no_ticks = {"leader.loop"}
+    assert wedged(engine.run(BUDGETS.floor_s + 2)) == (Reason.EVENT_LOOP_BLOCKED, "leader.loop")
+
+
 def test_who_is_passed_over_while_a_step_stands_is_not_to_blame():
     engine = Engine()
     engine.set("leader.running", pending=1)

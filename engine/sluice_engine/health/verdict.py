@@ -202,17 +202,28 @@ def _frozen_work(before: Reading, after: Reading, budgets: Budgets, watched: Seq
 
 
 def _loop_stands(before: Reading, after: Reading, seconds: float) -> bool:
-    """Whether no step comes to its end, or none is made: then nobody is passed over."""
+    """Whether no step comes to its end, or none is made, or the loop, which says who waits, does not turn: then nobody
+    is passed over."""
+    return _is_silent(before, after, seconds) or _has_no_progress(before, after, seconds)
+
+
+def _step_stands(before: Reading, after: Reading, seconds: float) -> bool:
+    """Whether the step in hand is what everybody waits for, or the loop does not turn: then nobody starves."""
+    row = after.rows.get("leader.loop")
+    under_way = row is not None and row.progress < row.step
+    return _is_silent(before, after, seconds) or (under_way and _has_no_progress(before, after, seconds))
+
+
+def _is_silent(before: Reading, after: Reading, seconds: float) -> bool:
+    old, row = before.rows.get("leader.loop"), after.rows.get("leader.loop")
+    return old is not None and row is not None and old.ticks == row.ticks and after.at_s - old.ticked_s > seconds
+
+
+def _has_no_progress(before: Reading, after: Reading, seconds: float) -> bool:
     old, row = before.rows.get("leader.loop"), after.rows.get("leader.loop")
     if old is None or row is None or not (old.pending and row.pending and old.progress == row.progress):
         return False
     return after.at_s - old.progressed_s > seconds
-
-
-def _step_stands(before: Reading, after: Reading, seconds: float) -> bool:
-    """Whether the step in hand is what everybody waits for: then nobody starves."""
-    row = after.rows.get("leader.loop")
-    return row is not None and row.progress < row.step and _loop_stands(before, after, seconds)
 
 
 # Whose waiting is the loop's fault while the loop itself stands.
