@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from sluice_operator import observe
 from sluice_operator.cluster import Forbidden
 from sluice_operator.connection import Connection
 from sluice_operator.handlers import Shell, WatchSilent
+from sluice_operator.observe import Observer
 from sluice_operator.reconcile import Reconciler
 from sluice_operator.render.revision import StandardRenderer
 from sluice_operator.run import Operator, Options
@@ -107,3 +109,18 @@ async def test_only_what_can_be_read_is_watched_and_what_comes_back_needs_a_new_
     shell.compare({}, {"b"})
     with pytest.raises(WatchSilent, match="namespace a can be read"):
         shell.compare({}, {"a", "b"})
+
+
+async def test_nodes_that_may_not_be_seen_are_unknown_and_asked_for_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its ClusterRole, an operator with --nodes made nothing at all."""
+    cluster: Any = Namespaces({""})
+    nobody: Any = None
+    observer = Observer(cluster, nobody, nobody, may_see_nodes=True)
+    monkeypatch.setattr(observe, "NODES_AGE_S", 0.0)
+    assert [await observer.nodes(), await observer.nodes()] == [None, None]
+    assert caplog.text.count("may not be listed") == 1
+    cluster.lost.clear()
+    monkeypatch.setattr(observe, "read_node", lambda item: item["metadata"]["name"])
+    assert await observer.nodes() == ("m",)
