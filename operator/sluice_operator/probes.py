@@ -15,14 +15,16 @@ REQUEST_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`problem`: empty while all is well."""
+    """`problem`: empty while all is well. `waits_for`: what it needs before it can lead or stand by; empty then."""
 
     problem: str
     facts: Mapping[str, Any]
+    waits_for: str = ""
 
 
 class Probes:
-    """`/livez` is 503 while there is a problem; `/status` tells the facts, `/metrics` those that are numbers.
+    """`/livez` is 503 while there is a problem, `/readyz` also while it could not take over; `/status` tells the facts,
+    `/metrics` those that are numbers.
 
     Port 0: the system picks one."""
 
@@ -57,11 +59,14 @@ class Probes:
         told = self._ask()
         if path == "/livez":
             return _response(503, told.problem + "\n") if told.problem else _response(200, "ok\n")
+        if path == "/readyz":
+            lacking = told.problem or told.waits_for
+            return _response(503, lacking + "\n") if lacking else _response(200, "ok\n")
         if path == "/status":
             return _response(200, json.dumps(told.facts) + "\n")
         if path == "/metrics":
             return _response(200, metrics.exposition(told.facts).decode(), "text/plain; version=0.0.4; charset=utf-8")
-        return _response(404, "/livez, /status, /metrics\n")
+        return _response(404, "/livez, /readyz, /status, /metrics\n")
 
 
 def _response(code: int, text: str, content: str = "text/plain") -> bytes:

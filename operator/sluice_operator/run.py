@@ -26,6 +26,7 @@ from sluice_operator.render.revision import Renderer
 from sluice_operator.work import Work
 
 CRD_POLL_S = 2.0
+READY_STATES = ("standby", "leading")
 log = logging.getLogger(__name__)
 
 
@@ -138,7 +139,7 @@ class Operator:
             "requests": dict(self.cluster.requests + self.lease_cluster.requests),
             "errors": dict(self.cluster.errors + self.lease_cluster.errors),
         }
-        return Answer(problem, facts)
+        return Answer(problem, facts, "" if self.state in READY_STATES else self.state)
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:

@@ -90,6 +90,11 @@ async def test_a_replica_answers_with_its_own_facts():
         told = samples(body)
         assert told["sluice_operator_queue", ()] == 1.0
         assert told["sluice_operator_leader", ()] == 0.0
+        # It waits for the CRD: alive, but nobody who could take over.
+        head, body = await get(port, "/readyz")
+        assert ("503" in head, body) == (True, "starting\n")
+        operator.state = "standby"
+        assert "200 OK" in (await get(port, "/readyz"))[0]
         assert (await get(port, "/livez")) == ("HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
                                                "Content-Length: 3\r\nConnection: close", "ok\n")  # fmt: skip
         assert "404" in (await get(port, "/other"))[0]
