@@ -119,8 +119,11 @@ class Reconciler:
                 log.warning("%s/%s: %s", *key, error)
                 self.counts.failures[type(error).__name__] += 1
                 self.work.failed(key)
-            except Exception:
-                # One ModelDeployment that nobody can make sense of must not stop the others; it is counted and told.
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and _is_being_ended():
+                    raise
+                # One ModelDeployment that nobody can make sense of must not stop the others; it is counted and told. Nor
+                # must a library's cancelled future, which would end this worker without a word and keep its key.
                 log.exception("%s/%s", *key)
                 self.counts.failures["Defect"] += 1
                 self.work.failed(key)
@@ -159,6 +162,11 @@ class Reconciler:
             return SCALING_S
         # What it waits for may be something that nobody watches: a node, a stranger's object that goes.
         return UNREADY_S if observed.status.reason else QUIET_S
+
+
+def _is_being_ended() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _key(item: Mapping[str, Any]) -> Key:

@@ -57,6 +57,32 @@ async def test_a_look_that_never_ends_is_cut_off_counted_and_tried_again(caplog:
     assert "in find" in caplog.text  # where it stood
 
 
+async def test_a_cancelled_future_of_a_library_ends_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC raises CancelledError for a call whose channel was closed: a worker that ends by it is not missed by its
+    group, and the key that it had would never be looked at again."""
+    cluster: Any = Cluster()
+
+    async def cancelled(path: str) -> Any:
+        cluster.asked.append(path)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(cluster, "find", cancelled)
+    nobody: Any = None
+    work = Work(asyncio.get_running_loop().time)
+    reconciler = Reconciler(cluster, nobody, nobody, nobody, work)
+    working = asyncio.create_task(reconciler.run())
+    try:
+        work.add(WELL, 0)
+        async with asyncio.timeout(30):
+            while len(cluster.asked) < 2:
+                await asyncio.sleep(0.02)
+    finally:
+        working.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
+    assert reconciler.counts.failures["Defect"] >= 1
+
+
 class Namespaces:
     """Lists of ModelDeployments, by namespace; those of `lost` are forbidden."""
 
