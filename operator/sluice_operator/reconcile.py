@@ -122,8 +122,8 @@ class Reconciler:
             except (Exception, asyncio.CancelledError) as error:
                 if isinstance(error, asyncio.CancelledError) and _is_being_ended():
                     raise
-                # One ModelDeployment that nobody can make sense of must not stop the others; it is counted and told. Nor
-                # must a library's cancelled future, which would end this worker without a word and keep its key.
+                # One ModelDeployment that nobody can make sense of must not stop the others; it is counted and told.
+                # Nor must a library's cancelled future, which would end this worker without a word and keep its key.
                 log.exception("%s/%s", *key)
                 self.counts.failures["Defect"] += 1
                 self.work.failed(key)
