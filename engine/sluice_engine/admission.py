@@ -86,9 +86,7 @@ def no_pages_free(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
 
 def pages_of_cache_alone(state: SchedulerState) -> int:
     """Pages that the cache could give back at once. Looks at each of its pages."""
-    return sum(
-        ref.kind is RecordKind.PAGE and state.ledger.holders(ref) == (CACHE,) for ref in state.cache.references()
-    )
+    return state.cache.num_evictable(lambda ref: state.ledger.holders(ref) == (CACHE,))
 
 
 def starving(state: SchedulerState) -> tuple[int, int]:

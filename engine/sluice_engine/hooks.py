@@ -15,6 +15,7 @@ POINTS = {
     "leader.turn": "a callback of the leader's loop outside the plan",
     "leader.plan": "inside `plan`",
     "leader.admit": "sequences that wait are about to be given their records (may be held back)",
+    "leader.schedule": "a running sequence is about to get its share of a step (one may be held back)",
     "leader.kick": "another turn of the step loop is wanted (may be held back)",
     "leader.publish": "a step's tokens are about to go out",
     "leader.frame": "the encoded step record (may be changed; nothing is sent where nothing is left of it)",
@@ -46,6 +47,8 @@ class Faults(Protocol):
 
     def holds(self, point: str) -> bool: ...
 
+    def holds_one(self, point: str, which: int) -> bool: ...
+
 
 _armed: Faults | None = None
 
@@ -72,6 +75,11 @@ def change(point: str, data: bytes) -> bytes:
 
 def holds(point: str) -> bool:
     return _armed is not None and _armed.holds(point)
+
+
+def holds_one(point: str, which: int) -> bool:
+    """Of many that come by again and again, one alone is held back, and always the same."""
+    return _armed is not None and _armed.holds_one(point, which)
 
 
 async def stay(point: str) -> None:

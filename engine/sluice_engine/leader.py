@@ -23,11 +23,12 @@ from sluice_engine.load import describe_load
 from sluice_engine.publish import Published, Stream, publish_step, publish_token
 from sluice_engine.rooms import Rooms
 from sluice_engine.schedule import plan
-from sluice_engine.sequence import Aborted, EndCause, Fact, Gone, Mode, SequenceSpec, StepDone
+from sluice_engine.sequence import Aborted, EndCause, Fact, Gone, Mode, Sequence, SequenceSpec, StepDone
 from sluice_engine.spec import EngineSpec, ResolvedEngine
 from sluice_engine.state import Plan, SchedulerState
 from sluice_engine.step import CHAIN_START, StepResult, encode_step
 from sluice_engine.tracing import NO_TRACER, Span, Tracer
+from sluice_engine.turns import Turns
 from sluice_protocol.generate import (
     Drained,
     Ended,
@@ -102,6 +103,7 @@ class Leader:
             resolved.limits, resolved.layouts, resolved.fingerprint.digest, Ledger(resolved.pools)
         )
         self.rooms = Rooms(self)
+        self._turns = Turns()
         self.ranks: list[RankLink] = []
         self.sinks: dict[str, Callable[[TokenBatch], None]] = {}
         self.generations: dict[int, Generation] = {}  # by sequence
@@ -307,9 +309,22 @@ class Leader:
         self.marks.row.tick()
         head, waiting = starving(self.state)
         self.marks.waiting(head, waiting)
+        passed = self._turns.look(self.state, under_way=bool(self._awaiting))
+        self.marks.passed_over(passed.since, passed.number, self._describe(passed.first))
         if not self._awaiting:
             self.marks.resting(self._runnable(waiting))
         self.mirror_books()
+
+    def _describe(self, passed: Sequence | None) -> str:
+        if passed is None:
+            return ""
+        steps = f"in no step since {passed.last_step}" if passed.last_step >= 0 else "in no step yet"
+        return f"{passed.phase} request {self._request_of(passed.id) or '(its own)'}: {steps}"
+
+    def _request_of(self, sequence: int) -> str:
+        """The id that leads from one process to the next; "" where nobody asked from outside."""
+        generation, room = self.generations.get(sequence), self.rooms.sources.get(sequence)
+        return generation.request_id if generation is not None else room.ids["request"] if room is not None else ""
 
     def mirror_books(self, *, now: bool = False) -> None:
         """At most every MIRROR_S, for it is not free."""
@@ -358,10 +373,10 @@ class Leader:
         hooks.reach("leader.publish")
         self.counters["steps"] += 1
         self._results.append(first)
+        self._kick()  # before anybody hears of this step: ranks wait for the next plan, not for who writes the tokens
         self.rooms.on_result(planned, first)
         self._publish(publish_step(self.streams, planned.rows, first))
         self.marks.published()
-        self._kick()
 
     def _publish(self, published: Published) -> None:
         for gateway, batch in published.batches.items():

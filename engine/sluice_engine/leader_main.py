@@ -28,7 +28,7 @@ from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.leader import Leader
-from sluice_engine.processes import die_with_parent, say, settle_heap
+from sluice_engine.processes import die_with_parent, drop_what_nobody_reads, say, settle_heap
 from sluice_engine.rank import LoadProgress, RankMessage
 from sluice_engine.rank_server import RankServer
 from sluice_engine.sequence import Mode, SequenceSpec
@@ -263,6 +263,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--health-address", default="", help="where the supervisor answers, for gateways to know")
     args = parser.parse_args(argv)
     die_with_parent(args.parent)
+    drop_what_nobody_reads()
     spec = load_spec(args.spec)
     log.configure(spec.log, spec.name)
     answer_with_stacks(Path(spec.run_dir), "leader")

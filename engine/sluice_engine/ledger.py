@@ -195,20 +195,29 @@ class Ledger:
 
     def check_integrity(self, references: Iterable[tuple[Holder, RecordRef]]) -> None:
         """Raise LedgerError unless states add up and `references` (all that living holders have) are exactly the
-        holders on the books."""
-        told = Counter((ref, holder) for holder, ref in references)
-        booked: Counter[tuple[RecordRef, Holder]] = Counter()
+        holders on the books. It looks at every record, and nothing else runs meanwhile: one comparison for a free one.
+        """
+        told: dict[RecordRef, list[Holder]] = {}
+        for holder, ref in references:
+            told.setdefault(ref, []).append(holder)
+        differing: list[tuple[RecordRef, list[Holder], list[Holder]]] = []
+        unused = RecordState.FREE
         for kind, entries in self._entries.items():
             free = set(self._free[kind])
             if len(free) != len(self._free[kind]):
                 raise LedgerError(f"{kind.value}: a record is in the free list twice")
             by_state = [0] * len(RecordState)
             for record, entry in enumerate(entries):
+                if entry.state is unused and record in free and not entry.holders:
+                    continue
                 by_state[entry.state] += 1
                 self._check_entry(kind, record, entry, record in free)
                 if entry.holders:
                     ref = RecordRef(kind, record, entry.generation)
-                    booked.update([(ref, holder) for holder in entry.holders])
+                    holders = told.pop(ref, [])
+                    if holders != entry.holders and sorted(holders) != sorted(entry.holders):
+                        differing.append((ref, entry.holders, holders))
+            by_state[RecordState.FREE] = len(entries) - sum(by_state)
             if (by_state[RecordState.FREE], by_state[RecordState.FILLING], by_state[RecordState.STRANDED]) != (
                 len(free),
                 self._filling[kind],
@@ -216,8 +225,11 @@ class Ledger:
             ):
                 states = dict(zip(RecordState, by_state, strict=True))
                 raise LedgerError(f"{kind.value}: states {states} do not add up to {self.count(kind)}")
-        if told != booked:
-            missing, surplus = booked - told, told - booked
+        differing += [(ref, [], holders) for ref, holders in told.items()]
+        if differing:
+            on_books = Counter((ref, holder) for ref, booked, _ in differing for holder in booked)
+            heard = Counter((ref, holder) for ref, _, holders in differing for holder in holders)
+            missing, surplus = on_books - heard, heard - on_books
             raise LedgerError(f"holders differ: on the books only {dict(missing)}, told only {dict(surplus)}")
 
     # -- inside ----------------------------------------------------------------------------------------------------

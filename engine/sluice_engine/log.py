@@ -5,15 +5,20 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
+from collections.abc import Mapping
 from enum import StrEnum
+from functools import lru_cache
 from typing import TextIO
 
 from sluice_engine.health.secrets import values_without_secrets, without_secrets
 
 _logger = logging.getLogger("sluice")
 _logger.propagate = False
+# What would not be one word of a line as it is.
+_needs_quotes = re.compile(r'[\s"=]').search
 
 
 class LogFormat(StrEnum):
@@ -37,11 +42,16 @@ class _Formatter(logging.Formatter):
             fields = fields | {"exception": self.formatException(record.exc_info)}
         fields = values_without_secrets(fields)
         if self._as_json:
-            head = {"at": _utc(record.created), "level": record.levelname.lower(), "service": self._service}
-            return json.dumps(head | {"event": event} | fields, default=str)
+            return as_record(self._service, record.levelname.lower(), event, fields, at_s=record.created)
         told = " ".join(f"{key}={_plain(value)}" for key, value in fields.items())
         level = "" if record.levelno <= logging.INFO else f" {record.levelname}"
         return f"{_utc(record.created)} {self._service}{level}: {event}{' ' if told else ''}{told}"
+
+
+def as_record(service: str, level: str, event: str, fields: Mapping[str, object], *, at_s: float | None = None) -> str:
+    """One JSON line without its end. `at_s`: seconds of wall time; None: now."""
+    head = {"at": _utc(time.time() if at_s is None else at_s), "level": level, "service": service}
+    return json.dumps(head | {"event": event} | values_without_secrets(dict(fields)), default=str)
 
 
 def configure(log_format: LogFormat, service: str, stream: TextIO | None = None) -> None:
@@ -60,20 +70,29 @@ def configure(log_format: LogFormat, service: str, stream: TextIO | None = None)
 
 def info(event: str, **fields: object) -> None:
     """A change of state that is as it should be."""
-    if _logger.handlers and _logger.isEnabledFor(logging.INFO):
-        _logger.info(event, extra={"fields": fields})
+    _write(logging.INFO, event, fields)
 
 
 def warning(event: str, **fields: object) -> None:
     """One that somebody may want to look at."""
-    if _logger.handlers and _logger.isEnabledFor(logging.WARNING):
-        _logger.warning(event, extra={"fields": fields})
+    _write(logging.WARNING, event, fields)
+
+
+def _write(level: int, event: str, fields: dict[str, object]) -> None:
+    """A request makes some ten lines: nobody looks for the file and line that said it."""
+    if _logger.handlers and _logger.isEnabledFor(level):
+        _logger.handle(_logger.makeRecord(_logger.name, level, "", 0, event, (), None, extra={"fields": fields}))
 
 
 def _utc(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{int(seconds % 1 * 1000):03d}Z"
+    return f"{_utc_second(int(seconds))}.{int(seconds % 1 * 1000):03d}Z"
+
+
+@lru_cache(maxsize=1)
+def _utc_second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
 
 
 def _plain(value: object) -> str:
     text = str(value)
-    return json.dumps(text) if not text or any(c.isspace() or c in '"=' for c in text) else text
+    return json.dumps(text) if not text or _needs_quotes(text) else text

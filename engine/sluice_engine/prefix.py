@@ -107,6 +107,18 @@ class PrefixCache:
                 return (page.ref,) if snapshot is None else (page.ref, snapshot)
         return ()
 
+    def num_evictable(self, evictable: Callable[[RecordRef], bool]) -> int:
+        """Pages that could leave the cache, one leaf after the other. One below which one must stay stays too, though
+        the cache alone may hold it: sequences have own copies of pages that were cached before, and go on there."""
+        stay: set[ChainKey] = set()
+        for key, page in self._pages.items():
+            if not evictable(page.ref):
+                at: ChainKey | None = key
+                while at is not None and at not in stay:
+                    stay.add(at)
+                    at = self._pages[at].parent
+        return len(self._pages) - len(stay)
+
     def references(self) -> Iterator[RecordRef]:
         for page in self._pages.values():
             yield page.ref

@@ -21,7 +21,7 @@ from sluice_engine.health.recorder import Row, rows_of
 from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.mirror import RecordMirror
 from sluice_engine.pool import Pools, map_pools
-from sluice_engine.processes import die_with_parent, settle_heap
+from sluice_engine.processes import die_with_parent, drop_what_nobody_reads, settle_heap
 from sluice_engine.scripted import Script, ScriptedModel
 from sluice_engine.spec import EngineSpec, ResolvedEngine, load_spec, resolve
 from sluice_engine.step import Batch, BatchModel, SampledRow, StepDivergence, StepResult
@@ -179,6 +179,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--parent", type=int, required=True)
     args = parser.parse_args(argv)
     die_with_parent(args.parent)
+    drop_what_nobody_reads()
     serve(load_spec(args.spec), args.rank, args.memory_fd)
 
 

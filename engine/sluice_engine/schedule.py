@@ -138,7 +138,7 @@ class _Planner(StepBuilder):
         if bound_now:
             self.bound.remove(bound_now[0])  # ranks need not hear of it at all
         else:
-            self.rows_freed.append(sequence.row)
+            self.state.rows_freed.append(sequence.row)
         self.state.free_rows.append(sequence.row)
         sequence.row = None
 
@@ -240,7 +240,7 @@ class _Planner(StepBuilder):
         size, decoding = self.limits.page_tokens, Phase.DECODING
         for sequence in list(self.state.sequences.values()):
             # An earlier turn of this loop may have preempted it.
-            if sequence.phase is not decoding:
+            if sequence.phase is not decoding or hooks.holds_one("leader.schedule", sequence.id):
                 continue
             if sequence.computed < len(sequence.pages) * size or self._add_page(sequence):
                 self._work(sequence, (), sequence.computed + 1, sample=True)
@@ -270,6 +270,8 @@ class _Planner(StepBuilder):
         scheduled = False
         prefilling = Phase.PREFILLING
         for sequence in [s for s in self.state.sequences.values() if s.phase is prefilling]:
+            if hooks.holds_one("leader.schedule", sequence.id):
+                continue
             end = self.limits.chunk_end(sequence.computed, sequence.num_given)
             if scheduled and end - sequence.computed > self.tokens_left:
                 return
@@ -377,9 +379,9 @@ class _Planner(StepBuilder):
                 self._close_snapshots(sequence)
                 self._grant(sequence)
         # Lives that end by reaping are told to ranks in the next step: this one may have closed such a record.
-        released = self.ledger.take_released()
+        rows_freed, released = self.take_freed()
         reaped = self._reap()
-        record = self.build(released)
+        record = self.build(rows_freed, released)
         if not record.is_empty:
             self.state.in_flight[self.number] = self.rows
             self.state.next_number += 1

@@ -25,6 +25,7 @@ class SchedulerState:
     sequences: dict[int, Sequence] = field(default_factory=dict)
     waiting: list[int] = field(default_factory=list)  # ascending ids: first come, first served
     free_rows: list[int] = field(default_factory=list)
+    rows_freed: list[int] = field(default_factory=list)  # ranks have not heard of it yet
     next_number: int = 0
     completed: int = -1
     stalled: bool = False  # the last plan had nothing to do, though something waits

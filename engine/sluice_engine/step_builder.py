@@ -26,7 +26,6 @@ class StepBuilder:
         self.state, self.ledger, self.cache, self.limits = state, state.ledger, state.cache, state.limits
         self.number = state.next_number
         self.visible_through = state.visible_through
-        self.rows_freed: list[int] = []
         self.reserved: list[RecordRef] = []
         self.filling: list[RecordRef] = []
         self.committed: list[RecordRef] = []
@@ -165,10 +164,25 @@ class StepBuilder:
         if records:
             self.grants.append(Grant(sequence.id, tuple(records), final))
 
-    def build(self, released: tuple[RecordRef, ...]) -> StepRecord:
+    @property
+    def _has_orders(self) -> bool:
+        """Whether ranks have something to do, beside forgetting."""
+        work = self.work or self.bound or self.appended or self.resumes or self.snapshots or self.closed
+        records = self.reserved or self.filling or self.committed or self.reopened or self.pulls
+        return bool(work or records)
+
+    def take_freed(self) -> tuple[tuple[int, ...], tuple[RecordRef, ...]]:
+        """Rows and records for the ranks to forget. Nobody waits for that, and a step of its own costs as much as one
+        that computes: it travels with the next step that has something to do."""
+        if not self._has_orders:
+            return (), ()
+        rows, self.state.rows_freed = tuple(self.state.rows_freed), []
+        return rows, self.ledger.take_released()
+
+    def build(self, rows_freed: tuple[int, ...], released: tuple[RecordRef, ...]) -> StepRecord:
         return StepRecord(
             number=self.number,
-            rows_freed=tuple(self.rows_freed),
+            rows_freed=rows_freed,
             released=released,
             reserved=tuple(self.reserved),
             filling=tuple(self.filling),

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import msgspec
 
 from sluice_engine import hooks
 from sluice_engine.arguments import own_spec, parse_arguments
+from sluice_engine.child_stderr import ChildStderr, passed_on
 from sluice_engine.deaths import ChildDied, blamed, deaths_of, first_cause, has_followed
 from sluice_engine.errors import SpecError
 from sluice_engine.health.guard import Guard, Service
@@ -69,6 +70,8 @@ class Supervisor:
         self._start_id = uuid.uuid4().hex[:12]
         self._memory = -1
         self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._stderr: dict[str, ChildStderr] = {}
+        self._hearing: asyncio.Task[None] | None = None
         self._rank_pids: dict[int, int] = {}
         self._rank_fds: list[int] = []
         self._zygote_pid = 0
@@ -195,13 +198,30 @@ class Supervisor:
     async def _exec(self, name: str, *argv: str, pass_fds: tuple[int, ...] = ()) -> asyncio.subprocess.Process:
         """Raises ChildDied also when the system has no room for another process."""
         try:
+            stderr = self._listen_to(name)
             process = await asyncio.create_subprocess_exec(
-                sys.executable, *argv, stdout=asyncio.subprocess.PIPE, limit=MAX_EVENT_BYTES, pass_fds=pass_fds
+                sys.executable,
+                *argv,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=stderr.child_fd,
+                limit=MAX_EVENT_BYTES,
+                pass_fds=pass_fds,
             )
         except OSError as error:
             raise ChildDied(name, None, type(error).__name__, str(error)) from error
+        stderr.given()
         self._processes[name] = process
         return process
+
+    def _listen_to(self, name: str) -> ChildStderr:
+        """What the life before this one said is passed on first. Raises OSError."""
+        if name in self._stderr:
+            self._stderr.pop(name).close()
+        stderr = self._stderr[name] = ChildStderr(self._said_by(name))
+        return stderr
+
+    def _said_by(self, process: str) -> Callable[[bytes], None]:
+        return passed_on(self.spec.log, self.spec.name, process)
 
     async def _run_leader(self) -> None:
         """Its whole life, from before it listens."""
@@ -211,7 +231,7 @@ class Supervisor:
             *("--health-address", probe_url(self.guard, self.spec.host)),
         )
         leader = await self._exec("leader", *argv, pass_fds=(self._memory,))
-        async for event in child_events(leader):
+        async for event in child_events(leader, self._said_by("leader")):
             self._on_leader(event)
         status = await leader.wait()
         if not self._stopping.is_set():
@@ -248,7 +268,7 @@ class Supervisor:
         while True:
             process = await self._spawn_sidecar()
             last: dict[str, object] = {}
-            async for last in child_events(process):
+            async for last in child_events(process, self._said_by("sidecar")):
                 say("sidecar", **{f"sidecar_{key}": value for key, value in last.items()})
             status = await process.wait()
             if self._stopping.is_set() or (status == EXIT_LEADER_GONE and await self._is_leader_gone()):
@@ -303,6 +323,7 @@ class Supervisor:
                 *("--memory-fd", str(self._memory), "--parent", str(os.getpid())),
             )
             process = await self._exec(f"rank{rank}", *argv, pass_fds=(self._memory,))
+            await self._hear(f"rank{rank}", process)
             status: int | None = await process.wait()
         else:
             status = await self._fork_rank(rank)
@@ -321,6 +342,7 @@ class Supervisor:
             self._zygote_pid = link.pid
             if self._zygote_path:
                 share_stacks(Path(self.spec.run_dir), "zygote", Path(path).parent)
+            self.guard.recorder.row(f"rank{rank}.loop").doing(f"asked of the zygote, process {link.pid}")
             status = await link.run_rank(self._spec_path, rank, self._memory, lambda pid: self._note_rank(rank, pid))
             self._rank_pids.pop(rank, None)
             if status is None and await link.has_died(SETTLE_S):
@@ -337,6 +359,7 @@ class Supervisor:
     def _note_rank(self, rank: int, pid: int) -> None:
         """A rank is the zygote's child; by its pidfd it can be ended also while the zygote is stuck."""
         self._rank_pids[rank] = pid
+        self.guard.recorder.row(f"rank{rank}.loop").doing("")
         with contextlib.suppress(ProcessLookupError):
             self._rank_fds.append(os.pidfd_open(pid))
 
@@ -345,10 +368,17 @@ class Supervisor:
         process = await self._exec(
             "zygote", "-m", "sluice_engine.zygote", "--socket", path, "--parent", str(os.getpid())
         )
-        async for event in child_events(process):
+        async for event in child_events(process, self._said_by("zygote")):
             if event["event"] == "zygote-ready":
+                self._hearing = asyncio.get_running_loop().create_task(self._hear("zygote", process))
                 return path
         raise ChildDied("zygote", await process.wait(), Reason.ZYGOTE_DEAD)
+
+    async def _hear(self, name: str, process: asyncio.subprocess.Process) -> None:
+        """Stdout of one that has no more to tell us, to its end: native code may print there, and must not be held up.
+        A zygote's is its ranks' too."""
+        async for event in child_events(process, self._said_by(name)):
+            self._said_by(name)(json.dumps(event).encode() + b"\n")
 
     async def _kill_all(self) -> None:
         for fd in self._rank_fds:
@@ -360,6 +390,10 @@ class Supervisor:
                 process.kill()
         for process in self._processes.values():
             await process.wait()
+        if self._hearing is not None:
+            await self._hearing
+        for stderr in self._stderr.values():
+            stderr.close()
 
 
 # The spec, or the model that it names, cannot be served: nobody has died.

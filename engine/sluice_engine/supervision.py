@@ -7,8 +7,7 @@ import asyncio
 import errno
 import json
 import os
-import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from sluice_engine.address import join
@@ -68,16 +67,13 @@ async def end_by(guard: Guard, verdict: Verdict) -> int:
     return status
 
 
-async def child_events(process: asyncio.subprocess.Process) -> AsyncIterator[dict[str, object]]:
-    """JSON lines of a child; anything else it prints goes to stderr."""
+async def child_events(
+    process: asyncio.subprocess.Process, said: Callable[[bytes], None]
+) -> AsyncIterator[dict[str, object]]:
+    """JSON lines of a child; `said` gets anything else that it prints."""
     assert process.stdout is not None
-    async for event in json_lines(process.stdout, _to_stderr):
+    async for event in json_lines(process.stdout, said):
         if "event" in event:
             yield event
         else:
-            _to_stderr(json.dumps(event).encode() + b"\n")
-
-
-def _to_stderr(noise: bytes) -> None:
-    sys.stderr.buffer.write(noise)
-    sys.stderr.flush()
+            said(json.dumps(event).encode() + b"\n")

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sluice_engine.health.stacks import answer_with_stacks
-from sluice_engine.processes import die_with_parent, say
+from sluice_engine.processes import die_with_parent, drop_what_nobody_reads, say
 from sluice_engine.rank import serve
 from sluice_engine.spec import load_spec
 from sluice_engine.zygote_link import PING
@@ -246,6 +246,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--parent", type=int, required=True)
     args = parser.parse_args(argv)
     die_with_parent(args.parent)
+    drop_what_nobody_reads()
     import torch
 
     import sluice_engine.runner  # noqa: F401

@@ -26,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--kubeconfig", type=Path, help="outside of a cluster")
     parser.add_argument("--namespace", action="append", default=[], help="serve only this one; may be repeated")
     parser.add_argument("--lease-namespace", default="", help="where the Lease is; default: the operator's own")
+    parser.add_argument("--lease-name", default="sluice-operator", help="one for each release; its replicas share it")
     parser.add_argument("--nodes", action="store_true", help="look at nodes (needs the optional cluster role)")
     parser.add_argument("--resync-s", type=float, default=60.0, help="seconds from one full listing to the next")
     parser.add_argument("--probe-host", default="", help="default: every address, of IPv6 too")
@@ -75,6 +76,7 @@ def _options(args: argparse.Namespace, connection: Connection) -> Options:
     return Options(
         identity=f"{name}-{uuid.uuid4().hex[:8]}",
         lease_namespace=args.lease_namespace or connection.namespace,
+        lease_name=args.lease_name,
         namespaces=tuple(args.namespace) or ("",),
         may_see_nodes=args.nodes,
         resync_s=args.resync_s,

@@ -27,7 +27,8 @@ TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionSta
 class Findings:
     """What plan has found out. `spec` None: it could not be read. `objection`: why the spec is not accepted.
 
-    `target`: the revision that serves or is being rolled out; `held`: the wanted one, taken back.
+    `target`: the revision of engines that serves or is being rolled out; `held`: the wanted one, taken back.
+    `gateways`: the gateways' own revision.
     """
 
     observed: Observed
@@ -40,6 +41,12 @@ class Findings:
     view: RolloutView | None = None
     held: Revision | None = None
     incident_times: tuple[str, ...] = field(default=())
+    gateways: str = ""
+
+    def updated(self, role: PodRole) -> tuple[Pod, ...]:
+        """Pods of what was asked for; all there are where nothing was, for a spec that is not accepted."""
+        wanted = self.gateways if role is PodRole.GATEWAY else self.target
+        return self.observed.members(role, wanted or None)
 
     @property
     def startup_max_s(self) -> float:
@@ -108,7 +115,7 @@ def _has_place(found: Findings) -> bool:
 def _role_ready(found: Findings, role: PodRole) -> Finding:
     """Only pods of the target count: older ones serve, but they are not what was asked for."""
     name = f"{role.value.capitalize()}Ready"
-    members = found.observed.members(role, None if role is PodRole.GATEWAY else found.target)
+    members = found.updated(role)
     wanted, ready = found.wanted.get(role, 0), [pod for pod in members if pod.ready]
     if not wanted:
         return Finding(name, FALSE, Reason.SCALED_TO_ZERO, tell(Reason.SCALED_TO_ZERO))
@@ -116,7 +123,7 @@ def _role_ready(found: Findings, role: PodRole) -> Finding:
         return Finding(name, TRUE, Reason.ALL_READY, f"{len(ready)} of {wanted} pods are ready.")
     counted = f"{len(ready)} of {wanted} pods are ready."
     reason, detail = _worst(members, found)
-    if reason in (Reason.STARTING, Reason.UNSCHEDULABLE) and role in ENGINE_ROLES and _serves_elsewhere(found):
+    if reason in (Reason.STARTING, Reason.UNSCHEDULABLE) and _serves_elsewhere(found, role):
         return Finding(name, FALSE, Reason.ROLLING_OUT, f"{counted} {tell(Reason.ROLLING_OUT, detail)}")
     if role is PodRole.DECODE and reason is Reason.STARTING and len(ready) >= _least(found.spec):
         return Finding(name, TRUE, Reason.SCALING, f"{counted} {detail}")
@@ -138,7 +145,9 @@ def _worst(members: Iterable[Pod], found: Findings) -> tuple[Reason, str]:
     return min(told, key=lambda pair: (order.index(pair[0]), pair[1]), default=(Reason.STARTING, ""))
 
 
-def _serves_elsewhere(found: Findings) -> bool:
+def _serves_elsewhere(found: Findings, role: PodRole) -> bool:
+    if role is PodRole.GATEWAY:
+        return len(found.observed.members(role)) > len(found.updated(role))
     return found.view is not None and rollout.is_rolling(found.view)
 
 
@@ -178,13 +187,20 @@ def _progressing(found: Findings) -> Finding:
     if found.held is not None:
         return told(FALSE, Reason.ROLLED_BACK, f"Revision {found.held.hash}: {_why_held(found)}.")
     if rollout.is_complete(found.view):
-        return told(TRUE, Reason.COMPLETE)
+        return told(TRUE, Reason.COMPLETE if _are_gateways_complete(found) else Reason.ROLLING_OUT)
     if rollout.is_rolling(found.view):
         waiting = [p for role in ENGINE_ROLES for p in found.observed.members(role, found.target) if p.unschedulable]
         if waiting and not waiting[0].node:
             return told(FALSE, Reason.SURGE_UNSCHEDULABLE, f"Pod {waiting[0].name}: {waiting[0].unschedulable}.")
         return told(TRUE, Reason.ROLLING_OUT)
     return told(TRUE, Reason.SCALING)
+
+
+def _are_gateways_complete(found: Findings) -> bool:
+    """Nothing is left of older ones, and all that are wanted are ready."""
+    new = found.updated(PodRole.GATEWAY)
+    ready = sum(pod.ready for pod in new)
+    return len(found.observed.members(PodRole.GATEWAY)) == len(new) and ready >= found.wanted.get(PodRole.GATEWAY, 0)
 
 
 def _why_held(found: Findings) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import kopf
@@ -23,15 +23,15 @@ SILENT_S = 120.0
 
 
 class WatchSilent(Exception):
-    """A watch is open, and changes that a listing shows have not come through it: only a new process helps."""
+    """Changes that a listing shows do not come through a watch, or will not: only a new process helps."""
 
 
 class Shell:
     """Watches, and remembers which version of each ModelDeployment it was told of last."""
 
-    def __init__(self, connection: Connection, work: Work, namespaces: tuple[str, ...], call_s: float) -> None:
-        self.connection, self.work, self.namespaces = connection, work, namespaces
-        self.call_s = call_s
+    def __init__(self, connection: Connection, work: Work, call_s: float) -> None:
+        self.connection, self.work, self.call_s = connection, work, call_s
+        self.watched: tuple[str, ...] = ()
         self._told: dict[Key, int] = {}
         self._listed: dict[Key, int] = {}
         self._listed_at = time.monotonic()
@@ -43,10 +43,17 @@ class Shell:
             group, _, version = KINDS[kind].api_version.rpartition("/")
             kopf.on.event(group, version, KINDS[kind].plural, registry=self.registry)(self._on_child)
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`, SIGTERM or SIGINT."""
-        where = {"clusterwide": True} if self.namespaces == ("",) else {"namespaces": self.namespaces}
-        await kopf.operator(registry=self.registry, settings=self.settings, standalone=True, stop_flag=stop, **where)
+    async def run(self, stop: asyncio.Event, namespaces: tuple[str, ...]) -> None:
+        """Until `stop`, SIGTERM or SIGINT. `namespaces`: those that can be read now, for one that cannot ends all
+        watches. Raises WatchSilent when they end."""
+        self.watched = namespaces
+        where = {"clusterwide": True} if namespaces == ("",) else {"namespaces": namespaces}
+        try:
+            await kopf.operator(
+                registry=self.registry, settings=self.settings, standalone=True, stop_flag=stop, **where
+            )
+        except Exception as error:
+            raise WatchSilent(f"the watches have ended: {error!r}") from error
 
     def _settings(self) -> kopf.OperatorSettings:
         settings = kopf.OperatorSettings()
@@ -76,8 +83,11 @@ class Shell:
             token=told.bearer() or None,
         )
 
-    def compare(self, listed: Mapping[Key, int]) -> None:
-        """`listed`: versions, live. Raises WatchSilent when one that was listed SILENT_S ago was never told of."""
+    def compare(self, listed: Mapping[Key, int], readable: Collection[str]) -> None:
+        """`listed`: versions, live, of the namespaces `readable`. Raises WatchSilent when one that was listed SILENT_S
+        ago was never told of, or when a namespace can be read that is not watched."""
+        if self.watched and (back := sorted(set(readable) - set(self.watched))):
+            raise WatchSilent(f"namespace {back[0]} can be read, which it could not be when the watches began")
         if time.monotonic() - self._listed_at < SILENT_S:
             return
         missed = sorted(k for k, version in self._listed.items() if k in listed and self._told.get(k, 0) < version)

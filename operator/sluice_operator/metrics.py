@@ -32,6 +32,11 @@ def _counts(key: str) -> Callable[[Facts], Iterator[Sample]]:
     return samples
 
 
+def _lost(facts: Facts) -> Iterator[Sample]:
+    for namespace, why in facts["lost"].items():
+        yield (namespace or "*", why), 1.0
+
+
 def _leader(facts: Facts) -> Iterator[Sample]:
     yield (), float(facts["state"] == "leading")
 
@@ -62,6 +67,13 @@ METRICS: tuple[MetricSpec, ...] = (
         (),
         "since all were last listed, whatever watches say",
         _fact("last_look_s"),
+    ),
+    MetricSpec(
+        "sluice_operator_lost_namespaces",
+        G,
+        ("lost_namespace", "reason"),
+        "1 for a namespace that is to be served and could not be listed the last time",
+        _lost,
     ),
     MetricSpec("sluice_operator_api_requests", C, ("method",), "to the API server, watches apart", _counts("requests")),
     MetricSpec("sluice_operator_api_errors", C, ("error",), "of them, those that failed", _counts("errors")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from sluice_operator.render.children import OwnerRef, engine_objects, gateway_de
 from sluice_operator.render.revision import Renderer, gateway_hash, revision_hash, role_data
 
 Object = Mapping[str, Any]
+log = logging.getLogger(__name__)
 NODES_AGE_S = 15.0
 _LISTED = (
     "Deployment",
@@ -104,9 +106,15 @@ class Observer:
         return replace(seen, dry_run=await self._dry_run(seen, spec, known))
 
     async def nodes(self) -> tuple[Node, ...] | None:
-        """At most NODES_AGE_S old: they are many, and of all deployments alike."""
+        """At most NODES_AGE_S old: they are many, and of all deployments alike. None where they may not be seen: all
+        else goes on without."""
         if self.may_see_nodes and time.monotonic() - self._nodes_at >= NODES_AGE_S:
-            self._nodes = tuple(read_node(node) for node in await self.cluster.items("Node", ""))
+            try:
+                self._nodes = tuple(read_node(node) for node in await self.cluster.items("Node", ""))
+            except Forbidden as error:
+                if self._nodes_at == float("-inf") or self._nodes is not None:
+                    log.warning("nodes are asked for (--nodes), and may not be listed: %s", error)
+                self._nodes = None
             self._nodes_at = time.monotonic()
         return self._nodes
 

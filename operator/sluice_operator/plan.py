@@ -190,6 +190,7 @@ class _Plan:
             spec=spec,
             wanted={**view.wanted, PodRole.GATEWAY: spec.gateway.replicas},
             target=target.revision,
+            gateways=gateway_hash(spec, self.renderer),
             placement=place(spec, self.observed.nodes, self.observed.pods),
             view=view,
             held=target.failed,
@@ -226,14 +227,19 @@ class _Plan:
         return child is not None and covers(child.object, item)
 
     def _gateway(self, spec: ModelDeploymentSpec) -> Iterable[Action]:
-        """Its template is rendered anew only when its hash is another; its Deployment rolls by itself."""
+        """Its template is applied anew when its hash is another, or when somebody else has changed what runs in it; its
+        Deployment rolls by itself. Those of engines would not: see docs/kubernetes.md."""
         revision = gateway_hash(spec, self.renderer)
         there = next((w for w in self.observed.workloads if w.role is PodRole.GATEWAY), None)
-        if there is None or there.revision != revision:
-            template = self.renderer.gateway(self.owner.name, spec, revision)
+        template = self.renderer.gateway(self.owner.name, spec, revision)
+        if there is None or there.revision != revision or self._runs_other(there.name, template):
             yield Apply(gateway_deployment(self.owner, spec.gateway.replicas, revision, template))
         elif there.replicas != spec.gateway.replicas:
             yield _scale(there, spec.gateway.replicas)
+
+    def _runs_other(self, name: str, template: Object) -> bool:
+        child = self.children.get(("Deployment", name))
+        return child is not None and _programs(child.object["spec"]["template"]) != _programs(template)
 
     def _revisions(self, spec: ModelDeploymentSpec, wanted: str, target: Target, view: RolloutView) -> Iterable[Action]:
         known = {revision.hash: revision for revision in self.observed.revisions}
@@ -350,6 +356,12 @@ class _Plan:
             yield WriteStatus(new)
         if memory != self.observed.memory:
             yield Remember(memory)
+
+
+def _programs(template: Object) -> Mapping[str, tuple[Any, ...]]:
+    """What runs, by container: members that the API server keeps word for word."""
+    containers = (*template["spec"].get("initContainers", ()), *template["spec"]["containers"])
+    return {c["name"]: (c["image"], *(tuple(c.get(key) or ()) for key in ("command", "args"))) for c in containers}
 
 
 def _scale(workload: Workload, replicas: int) -> Scale:

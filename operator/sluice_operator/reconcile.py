@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,14 +29,15 @@ WORKERS = 8
 BUSY_S, SCALING_S, UNREADY_S, QUIET_S = 2.0, 5.0, 10.0, 60.0
 # All that one look waits for is bounded by itself. Should anything not be, its ModelDeployment would wait for ever.
 RECONCILE_S = 120.0
-Versions = Mapping[Key, int]
+Compare = Callable[[Mapping[Key, int], Collection[str]], None]
+"""Versions of the ModelDeployments that are listed, and the namespaces that could be."""
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Counts:
     """Since the start; `slowest_s`: of one reconcile, `took_s`: of all. `looked_at`: of the last full listing, by
-    time.monotonic."""
+    time.monotonic, and `lost`: namespaces that it could not list, and why."""
 
     reconciles: int = 0
     failures: Counter[str] = field(default_factory=Counter)
@@ -44,6 +45,7 @@ class Counts:
     slowest_s: float = 0.0
     took_s: float = 0.0
     looked_at: float | None = None
+    lost: dict[str, str] = field(default_factory=dict)
 
 
 class Reconciler:
@@ -66,20 +68,21 @@ class Reconciler:
             for _ in range(WORKERS):
                 group.create_task(self._worker())
 
-    async def resync(self, namespaces: tuple[str, ...], every_s: float, compare: Callable[[Versions], None]) -> None:
-        """All there are, live, now and again: what a watch has missed is made up for. `compare` may raise."""
+    async def resync(self, namespaces: tuple[str, ...], every_s: float, compare: Compare) -> None:
+        """All there are, live, now and again: what a watch has missed is made up for. `compare` may raise.
+
+        A namespace that cannot be listed holds up no other; what is known of it is left alone meanwhile."""
         while True:
-            try:
-                lists = [await self.cluster.items(KIND, namespace) for namespace in namespaces]
-            except ClusterError as error:
-                log.warning("resync: %s", error)
-            else:
+            lists = {name: items for name in namespaces if (items := await self._listed(name)) is not None}
+            if len(lists) == len(namespaces):
                 self.counts.looked_at = time.monotonic()
-                items = [item for part in lists for item in part]
+            if lists:
+                items = [item for part in lists.values() for item in part]
                 versions = {_key(item): int(item["metadata"]["resourceVersion"]) for item in items}
-                compare(versions)
+                compare(versions, lists.keys())
                 for key in self._known.keys() - versions.keys():
-                    self.work.add(key)
+                    if key[0] in lists or "" in lists:
+                        self.work.add(key)
                 for key in versions:
                     if key in self._known:
                         self._known[key].secrets.clear()
@@ -89,6 +92,16 @@ class Reconciler:
                     # Not all at once.
                     self.work.add(key, random.uniform(0.0, min(every_s, 0.02 * len(items))))
             await asyncio.sleep(every_s)
+
+    async def _listed(self, namespace: str) -> list[Any] | None:
+        try:
+            items: list[Any] = await self.cluster.items(KIND, namespace)
+        except ClusterError as error:
+            log.warning("resync of %s: %s", namespace or "all namespaces", error)
+            self.counts.lost[namespace] = type(error).__name__
+            return None
+        self.counts.lost.pop(namespace, None)
+        return items
 
     async def _worker(self) -> None:
         while True:

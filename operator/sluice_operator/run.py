@@ -26,16 +26,17 @@ from sluice_operator.render.revision import Renderer
 from sluice_operator.work import Work
 
 CRD_POLL_S = 2.0
-LEASE = "sluice-operator"
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`namespaces`: ("",) for all. `identity`: like no other replica's, ever. `may_see_nodes`: see Observer."""
+    """`namespaces`: ("",) for all. `identity`: like no other replica's, ever. `may_see_nodes`: see Observer.
+    `lease_name`: of the replicas of one release, and of no other's."""
 
     identity: str
     lease_namespace: str
+    lease_name: str = "sluice-operator"
     namespaces: tuple[str, ...] = ("",)
     may_see_nodes: bool = False
     resync_s: float = 60.0
@@ -53,11 +54,11 @@ class Operator:
         self.cluster = Cluster(connection, call_s, self.leadership.check)
         # Renewing is what a lease that is about to be lost needs most: it has its own connection and no check.
         self.lease_cluster = Cluster(connection, call_s, lambda: None)
-        lease = (options.lease_namespace, LEASE, options.identity)
+        lease = (options.lease_namespace, options.lease_name, options.identity)
         self.election = Election(self.lease_cluster, *lease, self.leadership)
         observer = Observer(self.cluster, fleet, renderer, options.may_see_nodes)
         self.reconciler = Reconciler(self.cluster, fleet, renderer, observer, self.work)
-        self.shell = Shell(connection, self.work, options.namespaces, call_s)
+        self.shell = Shell(connection, self.work, call_s)
         self.probes = Probes(self.answer)
         self.state = "starting"
 
@@ -79,27 +80,31 @@ class Operator:
     async def _prepare(self) -> None:
         self.state = "waiting for the CRD"
         while True:
-            if await self._has_crd():
+            if await self._readable():
                 break
             await asyncio.sleep(CRD_POLL_S)
         self.state = "standby"
         await self.election.win()
 
-    async def _has_crd(self) -> bool:
+    async def _readable(self) -> tuple[str, ...]:
+        """Namespaces whose ModelDeployments can be listed."""
+        return tuple([namespace for namespace in self.options.namespaces if await self._can_list(namespace)])
+
+    async def _can_list(self, namespace: str) -> bool:
         try:
-            namespace = self.options.namespaces[0]
             return await self.cluster.find(KINDS[KIND].path(namespace)) is not None
         except ClusterError as error:
-            log.warning("waiting for the CRD: %s", error)
+            log.warning("%s: the ModelDeployments cannot be listed: %s", namespace or "all namespaces", error)
             return False
 
     async def _lead(self, stop: asyncio.Event) -> None:
+        readable = await self._readable() or self.options.namespaces
         self.state = "leading"
         log.info("leading as %s", self.options.identity)
         resync = self.reconciler.resync(self.options.namespaces, self.options.resync_s, self.shell.compare)
         tasks = [asyncio.create_task(work) for work in (self.election.keep(), self.reconciler.run(), resync)]
         # kopf takes over the signals, and returns when one comes; it ends by itself only when it cannot go on.
-        tasks.append(asyncio.create_task(self.shell.run(stop)))
+        tasks.append(asyncio.create_task(self.shell.run(stop, readable)))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -124,6 +129,7 @@ class Operator:
             "queue_age_s": round(self.work.lateness, 3),
             "running_s": round(running_s, 3),
             "last_look_s": None if counts.looked_at is None else round(time.monotonic() - counts.looked_at, 3),
+            "lost": dict(counts.lost),
             "reconciles": counts.reconciles,
             "failures": dict(counts.failures),
             "actions": dict(counts.actions),

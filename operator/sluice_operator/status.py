@@ -72,7 +72,8 @@ def kv_percent(observed: Observed) -> int:
 
 
 def must_write(old: ModelDeploymentStatus, new: ModelDeploymentStatus, memory: Memory, now: float) -> bool:
-    """Load alone is no news within LOAD_PERIOD_S of the last time."""
+    """Load alone is no news within LOAD_PERIOD_S of the last time, and what others write beside us never is."""
+    old = without_strangers(old, new)
     if old == new:
         return False
     if _without_load(old) != _without_load(new):
@@ -80,7 +81,14 @@ def must_write(old: ModelDeploymentStatus, new: ModelDeploymentStatus, memory: M
     return memory.load_written_at is None or now - memory.load_written_at >= LOAD_PERIOD_S
 
 
+def without_strangers(old: ModelDeploymentStatus, new: ModelDeploymentStatus) -> ModelDeploymentStatus:
+    """Conditions of types that are not ours stay where they are: applying ours does not touch them."""
+    ours = {condition.type for condition in new.conditions}
+    return replace(old, conditions=tuple(condition for condition in old.conditions if condition.type in ours))
+
+
 def is_load_only(old: ModelDeploymentStatus, new: ModelDeploymentStatus) -> bool:
+    old = without_strangers(old, new)
     return old != new and _without_load(old) == _without_load(new)
 
 
@@ -107,7 +115,7 @@ def _role(found: Findings, role: PodRole) -> RoleStatus:
     return RoleStatus(
         desired=wanted,
         ready=ready,
-        updated=sum(role is PodRole.GATEWAY or pod.revision == found.target for pod in members),
+        updated=len(found.updated(role)),
         quarantined=sum(pod.role is role and pod.quarantined and not pod.terminating for pod in found.observed.pods),
         summary=f"{ready}/{wanted}",
     )

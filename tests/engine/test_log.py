@@ -46,6 +46,22 @@ def test_human_is_one_line_too_whatever_a_field_holds() -> None:
     assert second.endswith('decode-0 WARNING: room failed lease=l-1 detail="said \\"no\\"\\nand went"')
 
 
+def test_each_line_has_its_own_time() -> None:
+    stream = io.StringIO()
+    log.configure(LogFormat.HUMAN, "decode-0", stream)
+    for created in (0.25, 59.9995, 60.0, 0.25):
+        record = logging.LogRecord("sluice", logging.INFO, "", 0, "said", (), None)
+        record.created = created
+        logging.getLogger("sluice").handle(record)
+    times = [line.split()[0] for line in stream.getvalue().splitlines()]
+    assert [time.removeprefix("1970-01-01T00:") for time in times] == [
+        "00:00.250Z",
+        "00:59.999Z",
+        "01:00.000Z",
+        "00:00.250Z",
+    ]
+
+
 def test_off_and_unconfigured_write_nothing(capsys) -> None:
     assert written(LogFormat.OFF) == ""
     log.info("nobody")

@@ -110,6 +110,22 @@ def test_a_source_holds_its_records_until_the_lease_ends(engine):
     assert engine.state.ledger.count(RecordKind.STATE).free == engine.pool_plan.states
 
 
+def test_what_ranks_only_forget_makes_no_step_of_its_own(engine):
+    """Rows given back and lives that ended wait for a step that has something to do, and are all told then."""
+    sequence = engine.submit(prompt(20), 8, mode=Mode.SOURCE)
+    engine.run()
+    engine.facts.append(LeaseEnded(sequence))
+    engine.run()
+    sent = [p.record for p in engine.plans if not p.record.is_empty]
+    assert all(record.batches for record in sent)
+    assert not any(record.rows_freed or record.released for record in sent)
+    engine.generate(prompt(20, 1), 1)
+    told = [p.record for p in engine.plans if p.record.rows_freed or p.record.released]
+    assert (len(told), told[0].rows_freed) == (1, (sent[0].rows_bound[0].row,))
+    assert [ref.kind for ref in told[0].released] == [RecordKind.PAGE, RecordKind.STATE]
+    assert engine.state.ledger.count(RecordKind.STATE).free == engine.pool_plan.states
+
+
 def test_a_source_grants_nothing_for_a_single_token(engine):
     sequence = engine.submit(prompt(20), 1, mode=Mode.SOURCE)
     engine.run()

@@ -160,10 +160,11 @@ async def test_a_line_of_any_length_is_an_event_or_noise(monkeypatch, capfd):
     spec = supervise.EngineSpec(role=supervise.Role.UNIFIED, name="s", run_dir="/")
     supervisor = supervise.Supervisor(spec, supervise.Path("/"), "")
     process = await supervisor._exec("child", "-c", LONG)
-    events = [event async for event in supervision.child_events(process)]
+    events = [event async for event in supervision.child_events(process, supervisor._said_by("child"))]
     assert [event["event"] for event in events] == ["died", "last"]
     assert len(str(events[0]["detail"])) == 300_000
     assert await process.wait() == 0
+    await supervisor._kill_all()
     noise = capfd.readouterr().err
     assert noise.count("#") == 5_000_000
     assert "[1, 2]\n" in noise
@@ -173,11 +174,11 @@ async def test_what_comes_after_the_first_event_is_not_lost(monkeypatch):
     script = "\n".join(f"print({json.dumps(json.dumps({'event': str(number)}))})" for number in range(100))
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
     await process.wait()
-    seen = []
-    async for event in supervision.child_events(process):
+    seen, noise = [], []
+    async for event in supervision.child_events(process, noise.append):
         seen.append(event["event"])
         break
-    seen += [event["event"] async for event in supervision.child_events(process)]
+    seen += [event["event"] async for event in supervision.child_events(process, noise.append)]
     assert seen == [str(number) for number in range(100)]
 
 

@@ -109,6 +109,16 @@ def test_an_order_for_another_process_is_left_alone(faults, tmp_path):
     assert reached(tmp_path, POINT) is None
 
 
+def test_of_many_that_come_by_the_first_one_alone_is_held_and_always_the_same(faults, tmp_path):
+    place(tmp_path, POINT, Order(Action.HOLD))
+    assert [faults.holds_one(POINT, which) for which in (4, 7, 4, 9)] == [True, False, True, False]
+    place(tmp_path, POINT, Order(Action.PASS))
+    assert not faults.holds_one(POINT, 4)
+    assert reached(tmp_path, POINT) is not None
+    withdraw(tmp_path, POINT)
+    assert not faults.holds_one(POINT, 4)
+
+
 def test_hold_holds_and_only_where_that_is_asked(faults, tmp_path):
     place(tmp_path, POINT, Order(Action.HOLD))
     faults.reach(POINT)

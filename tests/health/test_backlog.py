@@ -191,6 +191,26 @@ def test_a_table_that_is_not_there_accuses_nobody(server) -> None:
     assert (door.waiting, door.queued, door.taken) == (0, frozenset(), frozenset())
 
 
+HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+
+
+def listener(waiting: int) -> str:
+    return f"   0: 0100007F:1F90 00000000:0000 0A 00000000:{waiting:08X} 00:00000000 00000000     0        0 7\n"
+
+
+@pytest.mark.parametrize(("waiting", "is_read"), [(0, False), (1, True)])
+def test_connections_are_read_only_where_somebody_waits(tmp_path, waiting, is_read) -> None:
+    """The kernel makes a line as it is read: those of all connections of a busy machine are not for nothing."""
+    table = tmp_path / "tcp"
+    connection = "   1: a line that cannot be understood\n"
+    table.write_text(HEAD + listener(waiting) + connection)
+    if is_read:
+        with pytest.raises(ValueError, match="unpack"):
+            look_at_door(os.getpid(), [0x1F90], [table])
+    else:
+        assert look_at_door(os.getpid(), [0x1F90], [table]).waiting == 0
+
+
 def test_the_row_is_never_told_as_starting(server, watched, clients) -> None:
     """It begins once its process has started."""
     assert watched.look().phase.name == "IDLE"

@@ -156,6 +156,7 @@ STALLED = [
     ({"leader.accept": {"pending": 2}}, ["leader.accept"], Reason.NOT_ACCEPTING, "leader.accept"),
     ({"gateway.accept": {"pending": 2}}, ["gateway.accept"], Reason.NOT_ACCEPTING, "gateway.accept"),
     ({"leader.queue": {"pending": 2}}, ["leader.queue"], Reason.QUEUE_STARVED, "leader.queue"),
+    ({"leader.running": {"pending": 1}}, ["leader.running"], Reason.QUEUE_STARVED, "leader.running"),
     ({"leader.lease": {"pending": 1}}, ["leader.lease"], Reason.LEASE_THREAD_DEAD, "leader.lease"),
     ({"gateway.loop": {"pending": 9}}, ["gateway.loop"], Reason.QUEUE_STARVED, "gateway.loop"),
     ({"gateway.tokenizer": {"pending": 1}}, ["gateway.tokenizer"], Reason.TOKENIZER_STUCK, "gateway.tokenizer"),
@@ -180,6 +181,58 @@ def test_who_waits_starves_also_while_steps_come_and_go():
     engine.set("leader.queue", pending=2)
     engine.no_progress = {"leader.queue"}
     assert wedged(engine.run(BUDGETS.floor_s + 1)) == (Reason.QUEUE_STARVED, "leader.queue")
+
+
+def test_who_is_passed_over_is_named_while_the_others_steps_come_and_go():
+    engine = Engine()
+    engine.set("leader.loop", pending=1)  # its progress moves
+    engine.set("leader.running", pending=1, doing="decoding request r-7: in no step since 41", phase=Phase.WAITING)
+    engine.no_progress = {"leader.running"}
+    told = engine.run(BUDGETS.floor_s + 1)
+    assert wedged(told) == (Reason.QUEUE_STARVED, "leader.running")
+    assert "request r-7" in str(told)
+
+
+def test_who_is_passed_over_by_nobody_but_a_loop_that_makes_no_step_is_not_to_blame():
+    """All who run wait for a turn that never comes: that is the loop's, whose counter stands for a moment less."""
+    engine = Engine()
+    engine.set("leader.running", pending=2)
+    engine.no_progress = {"leader.running"}
+    engine.run(0.5)
+    engine.set("leader.loop", pending=2)
+    engine.no_progress |= {"leader.loop"}
+    assert wedged(engine.run(BUDGETS.floor_s + 2)) == (Reason.QUEUE_STARVED, "leader.loop")
+
+
+@pytest.mark.parametrize("waits", ["leader.queue", "leader.running"])
+def test_who_waits_for_a_loop_that_does_not_turn_is_not_to_blame(waits):
+    """The loop says who waits; it stood still right after it had said so of somebody for the first time."""
+    engine = Engine()
+    engine.set(waits, pending=1)
+    engine.no_progress = {waits}
+    engine.run(0.5)
+    engine.no_ticks = {"leader.loop"}
+    assert wedged(engine.run(BUDGETS.floor_s + 2)) == (Reason.EVENT_LOOP_BLOCKED, "leader.loop")
+
+
+def test_who_is_passed_over_while_a_step_stands_is_not_to_blame():
+    engine = Engine()
+    engine.set("leader.running", pending=1)
+    engine.no_progress = {"leader.running"}
+    engine.run(0.5)
+    engine.set("leader.loop", pending=1, step=8)
+    engine.set("rank0.loop", progress=8)
+    engine.no_progress |= {"leader.loop", "rank1.loop"}
+    assert wedged(engine.run(BUDGETS.floor_s + 2)) == (Reason.RANK_FROZEN, "rank1.loop")
+
+
+def test_one_that_is_not_in_a_long_step_has_that_steps_budget():
+    engine = Engine()
+    engine.set("leader.loop", pending=1, expected_ns=int(5e9))
+    engine.set("leader.running", pending=1)
+    engine.no_progress = {"leader.running"}
+    assert not engine.run(BUDGETS.factor * 5.0 - 1).is_fatal
+    assert wedged(engine.run(2.0)) == (Reason.QUEUE_STARVED, "leader.running")
 
 
 def test_who_waits_for_a_step_that_stands_does_not_starve():

@@ -27,6 +27,7 @@ FACTS = {
     "queue": 4,
     "queue_age_s": 0.25,
     "running_s": 0.125,
+    "lost": {"team-a": "Forbidden"},
     "last_look_s": 30.0,
     "requests": {"GET": 9, "PATCH": 1},
     "errors": {"Unreachable": 1},

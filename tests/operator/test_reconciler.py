@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
+from sluice_operator import observe
+from sluice_operator.cluster import Forbidden
+from sluice_operator.connection import Connection
+from sluice_operator.handlers import Shell, WatchSilent
+from sluice_operator.observe import Observer
 from sluice_operator.reconcile import Reconciler
+from sluice_operator.render.revision import StandardRenderer
+from sluice_operator.run import Operator, Options
 from sluice_operator.work import Work
 
+NOWHERE = Connection("https://127.0.0.1:1", token="t")
 HUNG, WELL = ("ns", "hung"), ("ns", "well")
 
 
@@ -47,3 +55,72 @@ async def test_a_look_that_never_ends_is_cut_off_counted_and_tried_again(caplog:
     assert set(reconciler.counts.failures) == {"Stuck"}
     assert "ns/hung: a reconcile that takes longer than 0 s is cut off" in caplog.text
     assert "in find" in caplog.text  # where it stood
+
+
+class Namespaces:
+    """Lists of ModelDeployments, by namespace; those of `lost` are forbidden."""
+
+    def __init__(self, lost: set[str]) -> None:
+        self.lost = lost
+
+    async def items(self, kind: str, namespace: str) -> list[Any]:
+        if namespace in self.lost:
+            raise Forbidden(403, "Forbidden", f"{kind} of {namespace}")
+        return [{"metadata": {"namespace": namespace, "name": "m", "resourceVersion": "5"}}]
+
+    async def find(self, path: str) -> Any:
+        if any(f"/{name}/" in path for name in self.lost):
+            raise Forbidden(403, "Forbidden", path)
+        return {"items": []}
+
+
+async def looked_once(reconciler: Reconciler, compare: Any) -> None:
+    """One full listing of a and b."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await reconciler.resync(("a", "b"), 60.0, compare)
+
+
+async def test_a_namespace_that_is_lost_holds_up_no_other_and_is_told() -> None:
+    cluster: Any = Namespaces({"a"})
+    nobody: Any = None
+    told: list[Any] = []
+    work = Work(asyncio.get_running_loop().time)
+    reconciler = Reconciler(cluster, nobody, nobody, nobody, work)
+    reconciler._known["a", "m"] = nobody  # served until now
+    await looked_once(reconciler, lambda versions, readable: told.append((dict(versions), set(readable))))
+    assert told == [({("b", "m"): 5}, {"b"})]
+    assert reconciler.counts.lost == {"a": "Forbidden"}
+    assert reconciler.counts.looked_at is None
+    assert set(work._due) == {("b", "m")}
+    cluster.lost.clear()
+    reconciler._known.clear()
+    await looked_once(reconciler, lambda versions, readable: None)
+    assert reconciler.counts.lost == {}
+    assert reconciler.counts.looked_at is not None
+
+
+async def test_only_what_can_be_read_is_watched_and_what_comes_back_needs_a_new_process() -> None:
+    operator = Operator(NOWHERE, Options("one", "sluice", namespaces=("a", "b")), StandardRenderer("i"), fleet=None)
+    operator.cluster = Namespaces({"a"})  # type: ignore[assignment]
+    assert await operator._readable() == ("b",)
+    shell = Shell(NOWHERE, operator.work, 1.0)
+    shell.watched = ("b",)
+    shell.compare({}, {"b"})
+    with pytest.raises(WatchSilent, match="namespace a can be read"):
+        shell.compare({}, {"a", "b"})
+
+
+async def test_nodes_that_may_not_be_seen_are_unknown_and_asked_for_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its ClusterRole, an operator with --nodes made nothing at all."""
+    cluster: Any = Namespaces({""})
+    nobody: Any = None
+    observer = Observer(cluster, nobody, nobody, may_see_nodes=True)
+    monkeypatch.setattr(observe, "NODES_AGE_S", 0.0)
+    assert [await observer.nodes(), await observer.nodes()] == [None, None]
+    assert caplog.text.count("may not be listed") == 1
+    cluster.lost.clear()
+    monkeypatch.setattr(observe, "read_node", lambda item: item["metadata"]["name"])
+    assert await observer.nodes() == ("m",)

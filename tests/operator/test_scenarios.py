@@ -32,6 +32,27 @@ def pods_of(cluster, role, tag=None):
     ]
 
 
+def test_a_change_of_the_gateways_that_fails_is_told_and_is_not_complete():
+    """The old ones serve on, without what was asked for."""
+    cluster = served(gateway={"replicas": 2})
+    cluster.new_gateways_fail = True
+    cluster.change(gateway={"replicas": 2, "maxQueued": 77})
+    cluster.run(300)
+    told = cluster.condition("GatewayReady")
+    assert (told.status, told.reason) == (FALSE, "CrashLoop")
+    assert cluster.condition("Ready").status is FALSE
+    assert cluster.condition("Progressing").reason == "RollingOut"
+    gateway = cluster.status.roles.gateway
+    assert (gateway.desired, gateway.ready, gateway.updated) == (2, 2, 1)
+    for pod in pods_of(cluster, PodRole.GATEWAY):
+        pod.bad = False
+    cluster.new_gateways_fail = False
+    cluster.run_until_quiet(3000)
+    assert cluster.condition("Ready").status is TRUE
+    assert cluster.condition("Progressing").reason == "Complete"
+    assert cluster.status.roles.gateway.updated == 2
+
+
 def test_the_first_broken_link_is_the_reason():
     cluster = Cluster(manifest(image=with_tag("A")))
     reasons = []

@@ -54,6 +54,15 @@ def test_a_change_of_more_than_load_is_written_at_once():
     assert must_write(old, replace(old, scaling=ScalingStatus((grown,))), memory, 101.0)
 
 
+def test_a_condition_that_somebody_else_writes_is_no_news():
+    """It was patched back every other second, for ever."""
+    cluster = Cluster(manifest())
+    cluster.run_until_quiet(2000)
+    stranger = Condition("example.com/Audited", ConditionStatus.TRUE, "Seen", "", 1, "2026-01-01T00:00:00Z")
+    cluster.status = replace(cluster.status, conditions=(stranger, *cluster.status.conditions))
+    assert not [action for action in cluster.plan() if isinstance(action, WriteStatus)]
+
+
 def assert_fits(value, schema, path=""):
     if isinstance(value, dict):
         for name, member in value.items():

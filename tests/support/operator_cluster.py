@@ -96,6 +96,7 @@ class SimPod:
     waiting_reason: str = ""
     restarts: int = 0
     terminations: tuple[Termination, ...] = ()
+    bad: bool = False
 
 
 @dataclass
@@ -132,7 +133,7 @@ class Cluster:
         self.log: list[str] = []
         self.broken: list[str] = []
         self.lost: set[str] = set()
-        self.routing = True
+        self.routing, self.new_gateways_fail = True, False
         self.queue_age_ms, self.queued = 0.0, 0
         self.pages: int | None = None  # wanted of decode, by all sequences
         self.work = {PodRole.PREFILL: 2, PodRole.DECODE: 3}
@@ -367,13 +368,28 @@ class Cluster:
             and p.gone_at is None
             and not p.quarantined
         ]
+        old = [p for p in mine if p.revision != deployment.revision]
+        if old:
+            self._roll(deployment, mine, old)
+            return
         for _ in range(deployment.replicas - len(mine)):
-            name = f"{deployment.name}-{next(self._numbers):03d}"
-            self.pods[name] = SimPod(name, deployment.role, deployment.revision, self.now)
+            self._make(deployment)
         # As a ReplicaSet chooses: without a node first, then not started, then not ready, then the youngest.
         victims = sorted(mine, key=lambda p: (bool(p.node), p.started, p.ready, -p.ready_at, p.name))
         for pod in victims[: max(len(mine) - deployment.replicas, 0)]:
             self._kill(pod, "by its ReplicaSet")
+
+    def _roll(self, deployment: SimDeployment, mine: list[SimPod], old: list[SimPod]) -> None:
+        """One more at a time, and an old one goes once that is ready."""
+        if len(mine) <= deployment.replicas:
+            self._make(deployment)
+        elif sum(p.ready for p in mine) > deployment.replicas:
+            self._kill(min(old, key=lambda p: p.name), "by its Deployment")
+
+    def _make(self, deployment: SimDeployment) -> None:
+        name = f"{deployment.name}-{next(self._numbers):03d}"
+        bad = deployment.role is PodRole.GATEWAY and self.new_gateways_fail
+        self.pods[name] = SimPod(name, deployment.role, deployment.revision, self.now, bad=bad)
 
     def _live(self, pod: SimPod) -> None:
         if not pod.node:
@@ -395,6 +411,8 @@ class Cluster:
             pod.running = self.work[pod.role]
 
     def _is_bad(self, pod: SimPod) -> bool:
+        if pod.bad:
+            return True
         data = self.revisions.get(f"{self.name}-{pod.revision}")
         return data is not None and any(
             f":{tag}" in data["data"]["prefill"]["template"]["spec"]["containers"][0]["image"] for tag in self.bad

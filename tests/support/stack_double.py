@@ -42,11 +42,16 @@ def eventually(check: Callable[[], Any], what: str, timeout_s: float = 30.0) -> 
 
 
 class Process:
-    """A child whose stdout is JSON lines, read by a thread so that it can never block on a full pipe."""
+    """A child whose stdout is JSON lines, read by a thread so that it can never block on a full pipe. `stderr`: a file
+    descriptor; None leaves it where ours is."""
 
-    def __init__(self, *argv: str) -> None:
+    def __init__(self, *argv: str, stderr: int | None = None) -> None:
         self.popen = subprocess.Popen(
-            [sys.executable, *argv], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True
+            [sys.executable, *argv],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
         self.events: list[dict[str, Any]] = []
         self._fresh: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -161,6 +166,7 @@ class RunningStack:
     spec: dict[str, Any] = field(default_factory=dict)
     engines: dict[str, EngineProcess] = field(default_factory=dict)
     gateway: Process | None = None
+    stderr: int | None = None  # of all of them
     url: str = ""
     report_address: str = ""
 
@@ -202,7 +208,7 @@ class RunningStack:
         path = run_dir / "spec.json"
         path.write_text(json.dumps(told | self.spec | more))
         argv = [*self._command(role), "--spec", str(path), "--parent", str(os.getpid())]
-        return Process(*argv, *(["--zygote", self.zygote] if self.zygote else []))
+        return Process(*argv, *(["--zygote", self.zygote] if self.zygote else []), stderr=self.stderr)
 
     def start_gateway(self, *more: str, ready_s: float = 30.0, health: dict[str, Any] | None = None) -> str:
         """`health`: fields of HealthSpec; given, it runs under a supervisor."""
@@ -218,6 +224,7 @@ class RunningStack:
             *(*start, "--model-name", "m", "--tokenizer", self.model or "bytes"),
             *("--key-file", str(self.directory / "key"), "--fleet-file", str(self.directory / "fleet.json")),
             *("--shutdown-s", "2", "--report-listen", "127.0.0.1:0", *more),
+            stderr=self.stderr,
         )
         ready = self.gateway.wait_event(lambda event: "url" in event)
         self.url, self.report_address = ready["url"], ready["report"]

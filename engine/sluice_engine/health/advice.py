@@ -49,8 +49,8 @@ ADVICE: Mapping[Reason, Advice] = {
         "Look at the peer named in the transfers and at the lane between the two; then at the sidecar's stacks.",
     ),
     Reason.QUEUE_STARVED: Advice(
-        "work waits although there is room for it, and nothing is admitted",
-        "A defect of admission or dispatch: report it with the bundle (books, rooms and the last steps say why).",
+        "work waits though there is room for it and none of it is admitted, or runs and is in no step",
+        "A defect of admission or scheduling: report it with the bundle (books, rooms and the last steps say why).",
     ),
     Reason.TIER_STUCK: Advice(
         "copies to or from a cache tier do not move",

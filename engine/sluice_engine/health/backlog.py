@@ -6,8 +6,9 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from sluice_engine.health.layout import Phase
@@ -46,7 +47,7 @@ def look_at_door(pid: int, ports: Iterable[int], tables: Iterable[Path] = TABLES
     """Of the sockets that process `pid` listens with at these ports of this network namespace. An empty one where the
     kernel does not tell, or where nobody waits: then nothing else is looked at."""
     wanted = {f"{port:04X}" for port in ports}
-    doors = [_look(pid, list(_sockets(table, wanted))) for table in tables]
+    doors = [_look(pid, _sockets(table, wanted)) for table in tables]
     return Door(
         sum(door.waiting for door in doors),
         frozenset().union(*(door.queued for door in doors)),
@@ -74,16 +75,22 @@ def _look(pid: int, sockets: list[_Socket]) -> Door:
     )
 
 
-def _sockets(table: Path, ports: set[str]) -> Iterator[_Socket]:
-    """Those at these local ports; listening ones come first."""
+def _sockets(table: Path, ports: set[str]) -> list[_Socket]:
+    """Those at these local ports; listening ones come first. Where nobody waits at one of these, only they: the kernel
+    makes the table as it is read, and the rest of it, every connection of the machine, takes milliseconds."""
+    found: list[_Socket] = []
     try:
-        lines = table.read_text().splitlines()[1:]
+        with table.open() as lines:
+            for line in islice(lines, 1, None):
+                fields = line.split()
+                if fields[3] != _LISTEN and not any(socket.waiting for socket in found):
+                    break
+                _, local, remote, state, queues, _, _, _, _, inode, *_ = fields
+                if local.rpartition(":")[2] in ports:
+                    found.append(_Socket(local, remote, state, int(queues.partition(":")[2], 16), inode))
     except OSError:
-        return
-    for line in lines:
-        _, local, remote, state, queues, _, _, _, _, inode, *_ = line.split()
-        if local.rpartition(":")[2] in ports:
-            yield _Socket(local, remote, state, int(queues.partition(":")[2], 16), inode)
+        return []
+    return found
 
 
 def _inodes(pid: int) -> set[str]:
@@ -130,7 +137,7 @@ class AcceptMarks:
         self.ports = ports
 
     def look(self) -> None:
-        """At most once in LOOK_S: the kernel's tables hold every connection of the machine."""
+        """At most once in LOOK_S: where somebody waits, the kernel's tables are read with every connection in them."""
         now = time.monotonic()
         if not self.ports or now < self._next_look:
             return

@@ -18,6 +18,7 @@ class LeaderMarks:
         self.recorder = recorder
         self.row: Row = unrecorded("leader.loop") if recorder is None else recorder.row("leader.loop")
         self.queue: Row = unrecorded("leader.queue") if recorder is None else recorder.row("leader.queue")
+        self.running: Row = unrecorded("leader.running") if recorder is None else recorder.row("leader.running")
         self._throughput = Throughput(cold_ns)
         self._tokens = 0
         self._mirrored_ns = self._read = 0
@@ -31,6 +32,7 @@ class LeaderMarks:
         """Of the thread whose loop this is."""
         self.row.begin(phase)
         self.queue.begin(Phase.IDLE)
+        self.running.begin(Phase.IDLE)
 
     def has_read(self, nbytes: int) -> None:
         """Of the weights, for the fingerprint, before anything else has begun: the start goes on."""
@@ -44,6 +46,14 @@ class LeaderMarks:
         self.queue.progress(head)
         self.queue.pending(admissible)
         self.queue.enter(Phase.WAITING if admissible else Phase.IDLE)
+
+    def passed_over(self, since: int, number: int, doing: str) -> None:
+        """Sequences that run and that steps leave out, and the first step that did: it must not stay that one, also
+        while the others' steps come and go. Steps count from 0, progress from 1."""
+        self.running.progress(since + 1)
+        self.running.pending(number)
+        self.running.doing(doing)
+        self.running.enter(Phase.WAITING if number else Phase.IDLE)
 
     def planning(self) -> None:
         self.row.tick()

@@ -255,10 +255,14 @@ def carry(before: Reading | None, after: Reading) -> Reading:
     return replace(after, rows=rows, loaded_s=loaded_s)
 
 
+# They sit out the step in hand.
+WAIT_FOR_STEPS = ("leader.queue", "leader.running")
+
+
 def expected_ns(row: RowReading, rows: Mapping[str, RowReading]) -> int:
     """The leader knows how long the step should take that a rank is at, and that those who wait sit out."""
     leader = rows.get("leader.loop")
-    if leader is not None and (row.name.startswith("rank") or row.name == "leader.queue"):
+    if leader is not None and (row.name.startswith("rank") or row.name in WAIT_FOR_STEPS):
         return max(row.expected_ns, leader.expected_ns)
     return row.expected_ns
 

@@ -16,6 +16,8 @@ _QUERY = re.compile(r"(?P<path>(?<!\S)/[^\s?#]*)[?#](?!\(not told\))\S+")
 def without_secrets(text: str) -> str:
     """Of each URL in it scheme, host, port and path are told; only the scheme where it is not clear which part is
     which."""
+    if "/" not in text:  # nearly all of what is logged, and neither a URL nor a path
+        return text
     return _QUERY.sub(rf"\g<path>?{NOT_TOLD}", _URL.sub(_told, text))
 
 

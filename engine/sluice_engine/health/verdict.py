@@ -196,17 +196,38 @@ def _frozen_work(before: Reading, after: Reading, budgets: Budgets, watched: Seq
             continue
         age = after.at_s - old.progressed_s
         budget = budgets.of(max(old.progressed_expected_ns, expected_ns(row, after.rows)))
-        if thread.name == "leader.queue" and _stands(before, after, budgets.slow * budget):
+        if thread.name in _EXCUSES and _EXCUSES[thread.name](before, after, budgets.slow * budget):
             continue
         yield from _judge(age, budget, budgets.slow, _reason_of_stalled(thread, row, after), row)
 
 
-def _stands(before: Reading, after: Reading, seconds: float) -> bool:
-    """Whether the step in hand is what everybody waits for: then nobody starves."""
+def _loop_stands(before: Reading, after: Reading, seconds: float) -> bool:
+    """Whether no step comes to its end, or none is made, or the loop, which says who waits, does not turn: then nobody
+    is passed over."""
+    return _is_silent(before, after, seconds) or _has_no_progress(before, after, seconds)
+
+
+def _step_stands(before: Reading, after: Reading, seconds: float) -> bool:
+    """Whether the step in hand is what everybody waits for, or the loop does not turn: then nobody starves."""
+    row = after.rows.get("leader.loop")
+    under_way = row is not None and row.progress < row.step
+    return _is_silent(before, after, seconds) or (under_way and _has_no_progress(before, after, seconds))
+
+
+def _is_silent(before: Reading, after: Reading, seconds: float) -> bool:
     old, row = before.rows.get("leader.loop"), after.rows.get("leader.loop")
-    if old is None or row is None or not (old.pending and row.pending and old.progress == row.progress < row.step):
+    return old is not None and row is not None and old.ticks == row.ticks and after.at_s - old.ticked_s > seconds
+
+
+def _has_no_progress(before: Reading, after: Reading, seconds: float) -> bool:
+    old, row = before.rows.get("leader.loop"), after.rows.get("leader.loop")
+    if old is None or row is None or not (old.pending and row.pending and old.progress == row.progress):
         return False
     return after.at_s - old.progressed_s > seconds
+
+
+# Whose waiting is the loop's fault while the loop itself stands.
+_EXCUSES = {"leader.queue": _step_stands, "leader.running": _loop_stands}
 
 
 def _reason_of_stalled(thread: Watched, row: RowReading, after: Reading) -> tuple[str, str]:

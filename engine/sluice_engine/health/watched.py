@@ -48,6 +48,7 @@ class Watched:
 
 LEADER_LOOP = Watched("leader.loop", "leader", True, Reason.SCHEDULER_FROZEN, Reason.QUEUE_STARVED)
 LEADER_QUEUE = Watched("leader.queue", "leader", False, Reason.QUEUE_STARVED, Reason.QUEUE_STARVED)
+LEADER_RUNNING = Watched("leader.running", "leader", False, Reason.QUEUE_STARVED, Reason.QUEUE_STARVED)
 LEASE_THREAD = Watched("leader.lease", "leader", True, Reason.LEASE_THREAD_DEAD, Reason.LEASE_THREAD_DEAD)
 SIDECAR_SOCKET = Watched("sidecar.socket", "sidecar", True, Reason.TRANSFER_STALLED, Reason.TRANSFER_STALLED)
 SIDECAR_POLLER = Watched("sidecar.poller", "sidecar", True, Reason.TRANSFER_STALLED, Reason.TRANSFER_STALLED)
@@ -72,7 +73,7 @@ def rank_rows(rank: int) -> tuple[Watched, Watched, Watched]:
 
 def engine_rows(role: Role, transport: str, ranks: int = 1) -> tuple[Watched, ...]:
     """All rows of an engine's container. The tiers' rows come with the tiers."""
-    rows: list[Watched] = [LEADER_LOOP, LEADER_QUEUE, LEADER_ACCEPT]
+    rows: list[Watched] = [LEADER_LOOP, LEADER_QUEUE, LEADER_RUNNING, LEADER_ACCEPT]
     if role is not Role.UNIFIED:
         rows.append(LEASE_THREAD)
         if transport == "nixl":
@@ -84,7 +85,8 @@ def engine_rows(role: Role, transport: str, ranks: int = 1) -> tuple[Watched, ..
 
 GATEWAY_ROWS = (GATEWAY_LOOP, GATEWAY_ACCEPT, TOKENIZER)
 _NAMED = (
-    *(LEADER_LOOP, LEADER_QUEUE, LEADER_ACCEPT, LEASE_THREAD, SIDECAR_SOCKET, SIDECAR_POLLER, SIDECAR_VERIFIER),
+    *(LEADER_LOOP, LEADER_QUEUE, LEADER_RUNNING, LEADER_ACCEPT, LEASE_THREAD),
+    *(SIDECAR_SOCKET, SIDECAR_POLLER, SIDECAR_VERIFIER),
     *(*GATEWAY_ROWS, TIER_COPIER, HICACHE_CLIENT),
 )
 

@@ -18,7 +18,7 @@ from sluice_engine.errors import SpecError
 from sluice_engine.health.recorder import Recorder, RecorderError
 from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.log import LogFormat
-from sluice_engine.processes import die_with_parent, settle_heap
+from sluice_engine.processes import die_with_parent, drop_what_nobody_reads, settle_heap
 from sluice_engine.tls.identity import IdentityInvalid
 from sluice_engine.tls.keeper import IdentityKeeper
 from sluice_engine.tls.peers import Peer
@@ -175,6 +175,7 @@ def join_supervisor(arguments: argparse.Namespace) -> Recorder | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    drop_what_nobody_reads()
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     log.configure(arguments.log, "gateway")
     try:

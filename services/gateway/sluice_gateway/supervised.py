@@ -19,11 +19,13 @@ from pathlib import Path
 import msgspec
 
 from sluice_engine import hooks
+from sluice_engine.child_stderr import ChildStderr, passed_on
 from sluice_engine.health.guard import Guard, Service
 from sluice_engine.health.reading import Exit
 from sluice_engine.health.secrets import without_secrets
 from sluice_engine.health.spec import HealthSpec
 from sluice_engine.health.watched import GATEWAY_ROWS
+from sluice_engine.log import LogFormat
 from sluice_engine.outlet import heard_or_not
 from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, pass_on, say
 from sluice_engine.supervision import (
@@ -60,6 +62,8 @@ class GatewaySupervisor:
     def __init__(self, spec: GatewaySpec) -> None:
         self.spec = spec
         self._gateway: asyncio.subprocess.Process | None = None
+        self._said = passed_on(log_format_of(spec.arguments), spec.name, "gateway")
+        self._stderr: ChildStderr | None = None
         service = Service(spec.name, "gateway", spec.run_dir, GATEWAY_ROWS, self.pids, self._about)
         self.guard = Guard(service, policy_of(spec.health))
 
@@ -108,6 +112,8 @@ class GatewaySupervisor:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await gateway.wait()
+            if self._stderr is not None:
+                self._stderr.close()
             await guard.stop()
 
     async def _stop(self, gateway: asyncio.subprocess.Process) -> int:
@@ -129,18 +135,35 @@ class GatewaySupervisor:
             *("--supervisor", probe_url(self.guard, spec.host)),
             *(["--faults", spec.faults] if spec.faults else []),
         ]
-        return await asyncio.create_subprocess_exec(
-            sys.executable, *argv, stdout=asyncio.subprocess.PIPE, limit=MAX_EVENT_BYTES
+        stderr = self._stderr = ChildStderr(self._said)
+        gateway = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *argv,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=stderr.child_fd,
+            limit=MAX_EVENT_BYTES,
         )
+        stderr.given()
+        return gateway
 
     async def _follow(self, gateway: asyncio.subprocess.Process) -> int:
         """Pass on what it says, until its end: the exit status."""
-        async for event in child_events(gateway):
+        async for event in child_events(gateway, self._said):
             if event["event"] == "ready":
                 self.guard.started(*ports_of(event["url"]))
                 event |= {"probes": self.guard.probe_port, "debug": self.guard.debug_port}
             pass_on(event)
         return await gateway.wait()
+
+
+def log_format_of(arguments: Sequence[str]) -> LogFormat:
+    """The last `--log FORMAT` or `--log=FORMAT` of the gateway's own arguments. One that it will refuse is none."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--log", default="")
+    try:
+        return LogFormat(parser.parse_known_args(list(arguments))[0].log)
+    except (argparse.ArgumentError, ValueError):
+        return LogFormat.HUMAN
 
 
 def parse_arguments(argv: Sequence[str]) -> tuple[GatewaySpec, int]:

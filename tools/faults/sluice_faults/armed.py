@@ -22,6 +22,7 @@ class _Known:
     order: Order
     seen: int = 0
     acted: int = 0
+    which: int | None = None
 
 
 def arm(directory: str) -> DirectoryFaults:
@@ -61,6 +62,15 @@ class DirectoryFaults:
             return False
         acknowledge(self._directory, point, threading.get_native_id())
         return known.order.action is Action.HOLD
+
+    def holds_one(self, point: str, which: int) -> bool:
+        """The first that meets the order is the one."""
+        known = self._due(point)
+        if known is None or known.order.action not in (Action.HOLD, Action.PASS):
+            return False
+        known.which = which if known.which is None else known.which
+        acknowledge(self._directory, point, threading.get_native_id())
+        return known.order.action is Action.HOLD and which == known.which
 
     def _due(self, point: str) -> _Known | None:
         """The order that acts now, counted as acting."""

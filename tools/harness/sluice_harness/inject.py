@@ -7,6 +7,9 @@
                              can be written either; `asks`: so many requests that meet it, of
                              so many `words`
     nobody                   so many requests for a source at an address that nobody holds
+    signal, process, before  the same before its engine is started again (phase loading), of what is there then
+    respawned                the process is killed, and the one that is started for it is stopped before it serves
+    flood, connections       so many connections at once to the engine's `probes` or `leader`, again and again
     limit, process           the process may open no more file descriptors
     load                     so many processes that do nothing but compute
     storm                    so many clients that come and go, again and again
@@ -30,11 +33,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from sluice_faults import Action, Order, place, reached, withdraw
 from sluice_faults.order import parse
 from sluice_harness.chat import Chat
 from sluice_harness.client import ask_with_source
+from sluice_harness.flood import Flood
 from sluice_harness.phases import Work, fresh_prompt
 from sluice_harness.processes import eventually, is_running, stop_process
 from sluice_harness.service import Service
@@ -99,6 +104,28 @@ def _signal(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work)
     else:
         os.kill(pid, signal.SIGKILL)
     return Injected(time.monotonic(), [lambda: _continue(pid)])
+
+
+def _respawned(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
+    process = str(fault["respawned"])
+    before = engine.pid(process)
+    os.kill(before, signal.SIGKILL)
+    fresh = eventually(lambda: _other_than(before, engine.note_pids().get(process, 0)), f"the next {process} starts")
+    stop_process(fresh)
+    return Injected(time.monotonic(), [lambda: _continue(fresh)])
+
+
+def _other_than(before: int, pid: int) -> int:
+    return 0 if pid == before else pid
+
+
+def _flood(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
+    target = urlsplit(engine.probes if fault["flood"] == "probes" else f"//{engine.address}")
+    assert target.hostname is not None
+    assert target.port is not None
+    flood = Flood(target.hostname, target.port, int(fault["connections"]))
+    eventually(lambda: flood.opened >= int(fault["connections"]), "the flood is there")
+    return Injected(time.monotonic(), [flood.close])
 
 
 def _continue(pid: int) -> None:
@@ -188,6 +215,8 @@ def _nobody(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work)
 _INJECT: dict[str, Callable[[Stack, Service, Mapping[str, Any], Work], Injected]] = {
     "point": _order,
     "signal": _signal,
+    "respawned": _respawned,
+    "flood": _flood,
     "nobody": _nobody,
     "limit": _limit,
     "load": _load,

@@ -141,6 +141,8 @@ class _Attempt:
         self.bundles_before = set(engine.bundles())
         try:
             if row.phase is Phase.LOADING:
+                if row.fault.get("before"):
+                    injected = inject(stack, engine, row.fault, work)
                 engine = begin_loading(stack, engine, row)
             else:
                 work = enter(stack, row.phase)
@@ -148,7 +150,7 @@ class _Attempt:
                 stack.prober.forget(engine.name)
                 engine.process.popen.terminate()
                 engine.process.wait_for("draining")
-            if not is_met_at_load(row):
+            if not is_met_at_load(row) and not row.fault.get("before"):
                 injected = inject(stack, engine, row.fault, work)
             if row.expected.outcome is Outcome.HEALTHY:
                 self._stay_healthy(stack, engine, work)
@@ -227,6 +229,8 @@ def begin_loading(stack: Stack, engine: Service, row: Row) -> Service:
     """Ends the engine and starts it again, and catches it at its rank's load. Raises Late."""
     stack.prober.forget(engine.name)
     engine.process.end()
+    if row.fault.get("before"):
+        return begin_beside(stack, engine)
     point = str(row.fault["point"]) if is_met_at_load(row) else "rank.load"
     order = order_of(row.fault, stack.health["floor_s"]) if is_met_at_load(row) else Order(Action.BLOCK)
     place(engine.faults, point, order)
@@ -237,6 +241,14 @@ def begin_loading(stack: Stack, engine: Service, row: Row) -> Service:
     fresh.note_pids()
     if row.expected.outcome is Outcome.HEALTHY and not is_met_at_load(row):
         withdraw(engine.faults, point)
+    return fresh
+
+
+def begin_beside(stack: Stack, engine: Service) -> Service:
+    """Starts it while something that it needs is broken: nothing more of it can be waited for."""
+    fresh = stack.engines[engine.name] = stack.spawn(engine.role, engine.name)
+    fresh.note_pids()
+    stack.watch(engine.name)
     return fresh
 
 

@@ -1,0 +1,102 @@
+"""What a child writes to stderr, on its way through its supervisor: nobody waits for anybody's reader.
+
+The child's end of the pipe never blocks, so that a supervisor that is frozen cannot hold it up either: what does not
+fit is dropped, and counted by the child where it is Python's (`processes.drop_what_nobody_reads`). The supervisor
+passes each line on to its own stderr, which waits for nobody (`outlet.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Callable
+
+from sluice_engine.log import LogFormat, as_record
+
+# Room for a burst, such as the tracebacks of all threads; more than a system grants is not asked for again.
+PIPE_BYTES = 1 << 20
+# Of one line; a longer one goes on in pieces.
+MAX_LINE_BYTES = 64 * 1024
+READ_BYTES = 64 * 1024
+
+
+class ChildStderr:
+    """`child_fd` is what the child gets as its stderr; whoever has started it calls `given`. One pipe may have several
+    writers: ranks inherit their zygote's."""
+
+    def __init__(self, said: Callable[[bytes], None]) -> None:
+        self._said = said
+        self._fd, self.child_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._rest = b""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._fd, self._read)
+
+    def given(self) -> None:
+        """The child has its own copy: ours is what would keep the pipe open."""
+        if self.child_fd >= 0:
+            os.close(self.child_fd)
+            self.child_fd = -1
+
+    def close(self) -> None:
+        """Once the child is gone: what it said last is passed on. Idempotent."""
+        self.given()
+        for _ in range(PIPE_BYTES // READ_BYTES):  # a pipe's worth: somebody may hold it who is not ours to wait for
+            if self._fd < 0 or not self._read():
+                break
+        self._end()
+
+    def _read(self) -> bool:
+        """A block, so that nobody who writes all the time has this loop alone. False where there is nothing now."""
+        try:
+            block = os.read(self._fd, READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            block = b""
+        if not block:
+            self._end()
+            return False
+        *lines, self._rest = (self._rest + block).split(b"\n")
+        for line in lines:
+            self._said(line + b"\n")
+        while len(self._rest) > MAX_LINE_BYTES:
+            self._said(self._rest[:MAX_LINE_BYTES] + b"\n")
+            self._rest = self._rest[MAX_LINE_BYTES:]
+        return True
+
+    def _end(self) -> None:
+        if self._fd < 0:
+            return
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+        if self._rest:
+            self._said(self._rest + b"\n")
+            self._rest = b""
+
+
+def passed_on(log_format: LogFormat, service: str, process: str) -> Callable[[bytes], None]:
+    """Lines of `process`, to this process's stderr in the log's format: as they are for people. In JSON what is no JSON
+    object (a traceback, native code) is the text of one."""
+
+    def said(line: bytes) -> None:
+        if log_format is LogFormat.JSON and not _is_record(line):
+            text = line.decode(errors="replace").rstrip("\r\n")
+            line = as_record(service, "warning", "stderr", {"process": process, "text": text}).encode() + b"\n"
+        sys.stderr.buffer.write(line)
+        sys.stderr.flush()
+
+    return said
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False

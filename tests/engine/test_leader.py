@@ -1,0 +1,73 @@
+"""The leader's loop over a rank in the same process: the real leader, scheduler, executor and token sink."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+
+from sluice_engine.executor import Executor
+from sluice_engine.leader import Generation, Leader
+from sluice_engine.mirror import RecordMirror
+from sluice_engine.pool import RecordPool
+from sluice_engine.scripted import Script, ScriptedModel
+from sluice_engine.server import TokenSink
+from sluice_engine.spec import EngineSpec, ScriptedSpec, resolve
+from sluice_protocol.generate import EndReason, GenerateRequest, Role
+from sluice_protocol.sampling import Sampling
+from sluice_records import RecordKind
+
+TOKENS = 6
+
+
+class RankHere:
+    """Executes in a turn of its own, as if over a socket. `said` is what happened, in order."""
+
+    rank = 0
+
+    def __init__(self, leader: Leader, said: list[str]) -> None:
+        layouts, plan = leader.resolved.layouts, leader.resolved.pools
+        pools = {
+            kind: RecordPool(layouts[kind], plan[kind], np.zeros(plan[kind] * layouts[kind].stride, dtype=np.uint8))
+            for kind in RecordKind
+        }
+        mirror = RecordMirror(plan)
+        self._executor = Executor(0, pools, mirror, ScriptedModel(Script(), pools, mirror))
+        self._leader, self._said = leader, said
+
+    def send(self, frame: bytes) -> None:
+        result = self._executor.execute_frame(frame)
+        self._said.append(f"step {result.number}")
+        asyncio.get_running_loop().call_later(0, self._leader.on_result, result)
+
+
+async def write_tokens(sink: TokenSink, said: list[str]) -> None:
+    """As the Attach stream does."""
+    while True:
+        said.append(f"tokens of step {(await sink.get()).step}")
+
+
+async def test_the_next_step_is_with_the_ranks_before_anybody_writes_the_tokens_of_the_last(tmp_path: Path) -> None:
+    """Whoever writes takes longer than the plan, and the ranks would wait for it."""
+    died: list[Exception] = []
+    spec = EngineSpec(
+        role=Role.UNIFIED, name="u", run_dir=str(tmp_path), scripted=ScriptedSpec(), memory_bytes=16 << 20
+    )
+    leader = Leader(spec, resolve(spec), "u.1", on_death=died.append)
+    said: list[str] = []
+    leader.ranks.append(RankHere(leader, said))
+    sink = TokenSink()
+    leader.attach("gw", sink.put)
+    writing = asyncio.create_task(write_tokens(sink, said))
+    generation = leader.submit(GenerateRequest("r", "gw", (1, 2, 3), (), Sampling(max_tokens=TOKENS)))
+    assert isinstance(generation, Generation)
+    async with asyncio.timeout(30):
+        ended = await generation.ended
+        await leader.emptied()
+    writing.cancel()
+    assert (ended.reason, ended.num_tokens, died) == (EndReason.LENGTH, TOKENS, [])
+    steps = [f"step {number}" for number in range(TOKENS)]
+    writes = [f"tokens of step {number}" for number in range(TOKENS)]
+    between = [told for pair in zip(steps[1:], writes[:-1], strict=True) for told in pair]
+    assert said == [steps[0], *between, writes[-1]]

@@ -1,0 +1,102 @@
+"""Stderr of supervised children: whole lines in the log's form, and nobody waits for a reader."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+
+import pytest
+
+from sluice_engine.child_stderr import MAX_LINE_BYTES, ChildStderr, passed_on
+from sluice_engine.log import LogFormat
+
+pytestmark = pytest.mark.timeout(60)
+DEADLINE_S = 30.0
+
+TRACEBACK = """
+import os, traceback
+os.write(2, b'native code: no end of line')
+os.write(2, b'\\n')
+try:
+    raise ValueError("one\\ntwo")
+except ValueError:
+    traceback.print_exc()
+os.write(2, b'{"event": "already a record"}\\n' + b'the last, cut')
+"""
+FLOOD = """
+import sys
+from sluice_engine.processes import drop_what_nobody_reads
+drop_what_nobody_reads()
+for number in range(40_000):
+    print("x" * 99, file=sys.stderr)
+print("ready", flush=True)
+sys.stdin.readline()
+print("after", file=sys.stderr)
+"""
+
+
+async def start(code: str, said) -> tuple[asyncio.subprocess.Process, ChildStderr]:
+    stderr = ChildStderr(said)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdin=pipe, stdout=pipe, stderr=stderr.child_fd
+    )
+    stderr.given()
+    return process, stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("log_format", list(LogFormat))
+async def test_every_line_of_a_traceback_comes_through_whole_and_in_json_it_parses(log_format, capfd):
+    process, stderr = await start(TRACEBACK, passed_on(log_format, "decode-0", "rank0"))
+    assert await process.wait() == 0
+    stderr.close()
+    lines = capfd.readouterr().err.splitlines()
+    if log_format is LogFormat.JSON:
+        records = [json.loads(line) for line in lines]
+        assert records[-2] == {"event": "already a record"}
+        ours = [record for record in records if "text" in record]
+        assert {(r["process"], r["service"], r["level"], r["event"]) for r in ours} == {
+            ("rank0", "decode-0", "warning", "stderr")
+        }
+        lines = [record.get("text", json.dumps(record)) for record in records]
+    assert lines[:2] == ["native code: no end of line", "Traceback (most recent call last):"]
+    assert lines[-4:] == ["ValueError: one", "two", '{"event": "already a record"}', "the last, cut"]
+
+
+@pytest.mark.process
+async def test_a_child_whose_supervisor_is_frozen_goes_on_and_says_what_it_lost():
+    """The loop that would read the pipe is held up here, as a frozen supervisor's is."""
+    said: list[bytes] = []
+    process, stderr = await start(FLOOD, said.append)
+    stderr._loop.remove_reader(stderr._fd)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert await asyncio.wait_for(process.stdout.readline(), DEADLINE_S) == b"ready\n"
+    while stderr._read():
+        pass
+    process.stdin.write(b"\n")
+    assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 0
+    stderr.close()
+    kept = [line for line in said if line == b"x" * 99 + b"\n"]
+    told = [json.loads(line) for line in said if line.startswith(b"{")]
+    assert said[-1] == b"after\n"
+    assert told[-1]["event"] == "dropped"
+    assert 0 < len(kept) < 40_000
+    # A line that was cut counts as lost: its rest is.
+    assert len(kept) + sum(record["writes"] for record in told) == 40_000
+
+
+async def test_a_line_without_an_end_is_passed_on_in_pieces():
+    said: list[bytes] = []
+    stderr = ChildStderr(said.append)
+    writing = stderr.child_fd
+    for _ in range(3):
+        os.write(writing, b"y" * MAX_LINE_BYTES)
+        while stderr._read():
+            pass
+    stderr.close()
+    assert b"".join(said).count(b"y") == 3 * MAX_LINE_BYTES
+    assert max(len(line) for line in said) <= MAX_LINE_BYTES + 1
