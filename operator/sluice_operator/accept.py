@@ -8,7 +8,7 @@ from typing import Any
 from sluice_operator.api.crd import MAX_NAME
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import Invalid, Problem, from_json
-from sluice_operator.names import MAIN_CONTAINER, PREFIX
+from sluice_operator.names import MAIN_CONTAINER, PREFIX, is_object_name, is_qualified_name
 from sluice_operator.reasons import Reason
 
 Objection = tuple[Reason, Problem]
@@ -110,7 +110,44 @@ def _templates(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
             yield Reason.TEMPLATE_INVALID, problem
 
 
-CHECKS: tuple[SpecCheck, ...] = (_name, _rules, _tensor, _templates)
+def _hub(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
+    """The schema's pattern knows no numbers."""
+    endpoint = spec.model.hub.endpoint if spec.model.hub is not None else None
+    _, colon, port = (endpoint or "").partition("://")[2].partition("/")[0].partition(":")
+    if colon and not 1 <= int(port) <= 65535:
+        problem = Problem("spec.model.hub.endpoint", f"has port {port}", "give a port of 1 to 65535, or none")
+        yield Reason.SPEC_INVALID, problem
+
+
+def _names(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
+    """What becomes the name of an object, or the key of a label or annotation, as the API server will have it. The
+    schema's patterns let dots follow each other, and know no length of a part."""
+    gpu, hub = spec.accelerator.gpu, spec.model.hub
+    objects = {
+        "spec.model.hub.tokenSecret": hub.token_secret if hub is not None else None,
+        "spec.model.hub.cacheClaim": hub.cache_claim if hub is not None else None,
+        "spec.model.uri": spec.model.uri[6:].split("/")[0] if spec.model.uri.startswith("pvc://") else None,
+        "spec.gateway.apiKeysSecret": spec.gateway.api_keys_secret,
+        "spec.accelerator.gpu.deviceClass": gpu.device_class if gpu is not None else None,
+    }
+    for path, told in objects.items():
+        if told is not None and not is_object_name(told):
+            remedy = "give lower-case letters, digits, '-' and single dots, at most 253"
+            yield Reason.SPEC_INVALID, Problem(path, f"names {told[:80]!r}, which nothing can be called", remedy)
+    keys = {f"spec.gateway.service.annotations[{key[:80]}]": key for key in spec.gateway.service.annotations}
+    if gpu is not None:
+        keys["spec.accelerator.gpu.domain.topologyKey"] = gpu.domain.topology_key
+    for path, key in keys.items():
+        if not is_qualified_name(key):
+            remedy = "give at most 63 letters, digits, '-', '_' and '.', after a domain and '/' or not"
+            yield Reason.SPEC_INVALID, Problem(path, "is no key that Kubernetes takes", remedy)
+    for key, value in spec.gateway.service.annotations.items():
+        if not isinstance(value, str):
+            problem = Problem(f"spec.gateway.service.annotations[{key[:80]}]", "is no string", "put it in quotes")
+            yield Reason.SPEC_INVALID, problem
+
+
+CHECKS: tuple[SpecCheck, ...] = (_name, _rules, _hub, _names, _tensor, _templates)
 
 
 # -- templates --------------------------------------------------------------------------------------------------------

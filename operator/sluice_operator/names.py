@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 
 PREFIX = "sluice.dev"
@@ -100,3 +101,19 @@ def selector(name: str, role: PodRole, revision: str = "") -> dict[str, str]:
 
 def selector_text(labels: dict[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
+
+
+_DNS_PART = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_DNS_NAME = re.compile(rf"{_DNS_PART}(\.{_DNS_PART})*")
+_KEY_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+def is_object_name(text: str) -> bool:
+    """A DNS-1123 subdomain, as the API server has it."""
+    return len(text) <= 253 and _DNS_NAME.fullmatch(text) is not None
+
+
+def is_qualified_name(text: str) -> bool:
+    """What may be the key of a label or annotation."""
+    domain, slash, name = text.rpartition("/")
+    return _KEY_NAME.fullmatch(name) is not None and (not slash or is_object_name(domain))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from operator_cluster import manifest
 from tls_folder import TlsFolder, secrets
 
@@ -448,3 +450,64 @@ def test_a_gateway_says_what_it_lacks_to_discover_outside_a_pod(tmp_path, monkey
     asked = gateway_main.parse_arguments(argv[argv.index("--") + 1 :])
     with pytest.raises(ConnectionInvalid, match="KUBERNETES_SERVICE_HOST"):
         gateway_main.beside_of(asked, "key", {})
+
+
+_TEMPLATE = {
+    "metadata": {"labels": {"team": "llm"}, "annotations": {"a": "b"}},
+    "spec": {
+        "securityContext": {"supplementalGroups": [7], "seccompProfile": {"type": "RuntimeDefault"}},
+        "affinity": {"nodeAffinity": {}, "podAffinity": {}},
+        "tolerations": [{"key": "a", "operator": "Exists"}],
+        "volumes": [{"name": "mine", "emptyDir": {}}],
+        "initContainers": [{"name": "first", "image": "x", "securityContext": {"capabilities": {}}}],
+        "containers": [
+            {
+                "name": "main",
+                "env": [{"name": "A", "value": "b"}],
+                "volumeMounts": [{"name": "mine", "mountPath": "/mine"}],
+                "resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}},
+                "securityContext": {"capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True},
+            },
+        ],
+    },
+}
+
+
+def _places(value, path=()):
+    """Of every member of every object."""
+    for key, member in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(value, dict):
+            yield (*path, key)
+        if isinstance(member, dict | list):
+            yield from _places(member, (*path, key))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(list(_places(_TEMPLATE))), max_size=6), st.sampled_from(["engine", "gateway"]))
+def test_a_null_anywhere_in_a_template_drops_no_default(places, which):
+    template = copy.deepcopy(_TEMPLATE)
+    for *parents, last in places:
+        there = template
+        for key in parents:
+            there = there[key] if there is not None else None
+        if there is not None:
+            there[last] = None
+    told = parse("m", manifest(decode={"replicas": 1, "template": template}, gateway={"template": template}))
+    if isinstance(told, tuple):
+        return
+    rendered = (
+        RENDERER.gateway("m", told, "g1") if which == "gateway" else pod_template("m", told, PodRole.DECODE, "r1")
+    )
+    pod, container = rendered["spec"], main(rendered["spec"])
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert {"spec", "key"} & {mount.get("name") for mount in container["volumeMounts"]}
+
+
+@pytest.mark.parametrize("template", [{"spec": None}, {"spec": {"containers": None}}, {"metadata": None}])
+def test_a_template_that_is_null_is_one_that_says_nothing(template):
+    said, unsaid = decode(decode={"template": template}), decode()
+    assert (said["securityContext"], main(said)) == (unsaid["securityContext"], main(unsaid))

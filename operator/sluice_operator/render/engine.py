@@ -24,7 +24,7 @@ from sluice_operator.render.affinity import (
     with_domain,
     with_node_expressions,
 )
-from sluice_operator.render.merge import merge, with_defaults
+from sluice_operator.render.merge import merge, with_defaults, without_nulls
 from sluice_operator.render.model import CONTAINER_SECURITY, ModelSource, engine_source, image_of
 from sluice_operator.render.probes import probes
 from sluice_protocol.generate import Role
@@ -144,7 +144,7 @@ def _placed(template: Object, name: str, spec: ModelDeploymentSpec, labels: Mapp
 def defaulted(theirs: Mapping[str, Any]) -> Object:
     """Their template over what they may change: user, groups, capabilities."""
     container = {"name": names.MAIN_CONTAINER, "securityContext": CONTAINER_SECURITY}
-    return with_defaults(theirs, {"spec": {"securityContext": POD_SECURITY, "containers": [container]}})
+    return with_defaults(without_nulls(theirs), {"spec": {"securityContext": POD_SECURITY, "containers": [container]}})
 
 
 def _container(spec: ModelDeploymentSpec, role: PodRole, source: ModelSource) -> Object:

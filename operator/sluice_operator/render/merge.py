@@ -45,3 +45,10 @@ def _merge_lists(theirs: Sequence[Any], ours: Sequence[Any], key: str) -> list[A
 def with_defaults(theirs: Mapping[str, Any], defaults: Mapping[str, Any]) -> Object:
     """The other way round: theirs wins."""
     return merge(defaults, theirs)
+
+
+def without_nulls(value: Any) -> Any:
+    """For Kubernetes a member that is null is absent. Left there it would replace a default of ours."""
+    if isinstance(value, Mapping):
+        return {name: without_nulls(member) for name, member in value.items() if member is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value

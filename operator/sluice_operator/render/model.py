@@ -13,6 +13,7 @@ MOUNT = "/models"
 TOKENIZER_MOUNT = "/tokenizer"
 # What a gateway reads of a model: names and tokens, no weights.
 TOKENIZER_FILES = "*.json"
+DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def hub_port(model: ModelSpec) -> int | None:
     if not model.uri.startswith("hf://"):
         return None
     url = urlsplit((model.hub or HubSpec()).endpoint or "https://huggingface.co")
-    return url.port or {"http": 80, "https": 443}[url.scheme]
+    return url.port or DEFAULT_PORTS[url.scheme]
 
 
 def _claim(rest: str) -> ModelSource:
