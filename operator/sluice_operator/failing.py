@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from sluice_operator.observed import Pod
 from sluice_operator.reasons import Reason
 
-# A rollout is taken back for what lasts: so many restarts, or so long an image cannot be had.
+# A rollout is taken back for what lasts: so many restarts, or so long an image cannot be had. While kubelet pulls a
+# large image again after one error, it goes on saying that error.
 FAILED_RESTARTS = 3
-FAILED_WAIT_S = 60.0
+FAILED_WAIT_S = 300.0
+# Whoever ran for so long is in no crash loop; kubelet forgets its back-off then too.
+CALM_LIFE_S = 600.0
 # Beyond the startup budget, for the kubelet to act on it first.
 STARTUP_SLACK_S = 60.0
 
@@ -17,7 +22,7 @@ _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError"})
 
 def why_not_ready(pod: Pod, now: float, startup_max_s: float) -> tuple[Reason, str]:
     """(reason, detail that names the pod) of a pod that is not ready."""
-    name = f"Pod {pod.name}"
+    name = f"Pod {pod.name}" + (f", init container {pod.init_container}" if pod.init_container else "")
     if not pod.node:
         words = pod.unschedulable or "not scheduled yet"
         return (Reason.UNSCHEDULABLE if pod.unschedulable else Reason.STARTING), f"{name}: {words}."
@@ -25,25 +30,55 @@ def why_not_ready(pod: Pod, now: float, startup_max_s: float) -> tuple[Reason, s
         return Reason.IMAGE_PULL_FAILED, f"{name}: {pod.waiting_reason}: {pod.waiting_message}."
     if pod.waiting_reason in _CONFIG:
         return Reason.CONTAINER_CONFIG_ERROR, f"{name}: {pod.waiting_reason}: {pod.waiting_message}."
-    if pod.waiting_reason == "CrashLoopBackOff" or (pod.restarts >= FAILED_RESTARTS and not pod.started):
+    limit_s = startup_max_s + STARTUP_SLACK_S
+    if _is_in_crash_loop(pod, limit_s):
         return Reason.CRASH_LOOP, f"{name} restarted {pod.restarts} times: {_last_words(pod)}."
     if not pod.started:
-        if now - pod.scheduled_at > startup_max_s + STARTUP_SLACK_S:
-            return Reason.STARTUP_TIMED_OUT, f"{name} has had {now - pod.scheduled_at:.0f} s to start."
-        return Reason.STARTING, f"{name} has had {now - pod.scheduled_at:.0f} s to start."
+        # A download takes what it takes: the startup probe has not begun, and nothing of ours bounds it.
+        if pod.init_container:
+            return Reason.STARTING, f"{name}, has run for {now - pod.scheduled_at:.0f} s."
+        had_s = now - _starting_since(pod, now, limit_s)
+        reason = Reason.STARTUP_TIMED_OUT if had_s > limit_s else Reason.STARTING
+        return reason, f"{name} has had {had_s:.0f} s to start."
     return Reason.NOT_READY, f"{name} is not ready{_last_words_if_any(pod)}."
 
 
-def has_failed(pod: Pod, now: float, startup_max_s: float) -> bool:
-    """Of a new revision: it will not come up by waiting. A pod that finds no node is no fault of its revision."""
+def is_refused(pod: Pod) -> bool:
+    """Its image or its configuration cannot be had."""
+    return not pod.ready and not pod.started and pod.waiting_reason in _IMAGE | _CONFIG
+
+
+def failing_since(pods: Iterable[Pod], before: Mapping[str, float], now: float) -> Mapping[str, float]:
+    """When each of those that are refused was first seen so, by uid: kubelet does not say."""
+    return {pod.uid: before.get(pod.uid, now) for pod in pods if is_refused(pod)}
+
+
+def has_failed(pod: Pod, now: float, startup_max_s: float, refused_since: float) -> bool:
+    """Of a new revision: it will not come up by waiting. A pod that finds no node is no fault of its revision.
+    `refused_since`: see `failing_since`."""
     if pod.ready or pod.started or not pod.node:
         return False
     reason, _ = why_not_ready(pod, now, startup_max_s)
     if reason is Reason.CRASH_LOOP:
         return pod.restarts >= FAILED_RESTARTS
     if reason in (Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_ERROR):
-        return now - pod.scheduled_at > FAILED_WAIT_S
+        return now - refused_since > FAILED_WAIT_S
     return reason is Reason.STARTUP_TIMED_OUT
+
+
+def _starting_since(pod: Pod, now: float, limit_s: float) -> float:
+    """Kubelet ends a life that does not start in time. Where a pod is older than all its lives would be by that, one
+    of them has served, and only this one counts."""
+    first = max(pod.initialized_at, pod.scheduled_at)
+    has_served = now - first > (pod.restarts + 1) * limit_s and pod.restarts > 0
+    return max(first, pod.starting_at) if has_served else first
+
+
+def _is_in_crash_loop(pod: Pod, limit_s: float) -> bool:
+    """Not one whose last life was too long for a start that failed."""
+    backs_off = pod.waiting_reason == "CrashLoopBackOff"
+    is_short = pod.last_life_s is None or pod.last_life_s < max(CALM_LIFE_S, limit_s)
+    return (backs_off or (pod.restarts >= FAILED_RESTARTS and not pod.started)) and is_short
 
 
 def _last_words(pod: Pod) -> str:

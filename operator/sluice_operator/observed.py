@@ -61,7 +61,10 @@ class Pod:
     `node`: empty while not scheduled; `scheduled_at`: since when it has one. `unschedulable`: the scheduler's own
     message while it has none, empty if it said nothing.
     `started`: the main container runs and its startup probe has passed, so it may have work.
-    `waiting_reason`: why the main container does not run (CrashLoopBackOff, ErrImagePull, ...).
+    `initialized_at`: since when the main container may run, which is not before init containers are done;
+    `starting_at`: since when this life of it does. `init_container`: the one that is not done yet, if any.
+    `waiting_reason`: why that one, or else the main container, does not run (CrashLoopBackOff, ErrImagePull, ...);
+    `restarts`: of it; `last_life_s`: how long it ran the last time it ended, None if it never did.
     `load`: what the engine answered the operator; None: no answer.
     """
 
@@ -78,10 +81,14 @@ class Pod:
     serving_changed_at: float = 0.0
     node: str = ""
     scheduled_at: float = 0.0
+    initialized_at: float = 0.0
+    starting_at: float = 0.0
+    init_container: str = ""
     unschedulable: str = ""
     waiting_reason: str = ""
     waiting_message: str = ""
     restarts: int = 0
+    last_life_s: float | None = None
     terminating: bool = False
     quarantined: bool = False
     load: Load | None = None
@@ -202,7 +209,8 @@ class Memory:
     """Kept by the running operator only; a new one starts with `since` = now and nothing else, which is cautious.
 
     `wishes`: of the autoscaler, newest last. `changes`: what it wrote, newest last. `gave_back_at`: when pods that
-    stayed Pending were given back. `load_written_at`: when status was last written for load alone.
+    stayed Pending were given back. `load_written_at`: when status was last written for load alone. `failing_since`:
+    when a pod's image or configuration was first seen to fail, by uid, of those for which it still does.
     """
 
     since: float
@@ -210,6 +218,7 @@ class Memory:
     changes: tuple[Wish, ...] = ()
     gave_back_at: float | None = None
     load_written_at: float | None = None
+    failing_since: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

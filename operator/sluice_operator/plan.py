@@ -32,7 +32,7 @@ from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import Problem
 from sluice_operator.conditions import Findings
 from sluice_operator.diff import covers
-from sluice_operator.failing import has_failed, why_not_ready
+from sluice_operator.failing import failing_since, has_failed, why_not_ready
 from sluice_operator.incidents import seen
 from sluice_operator.names import ENGINE_ROLES, PodRole, Verdict
 from sluice_operator.observed import Memory, Observed, Owner, Pod, Revision, Workload
@@ -73,7 +73,9 @@ class _Plan:
         self.owner = OwnerRef(observed.namespace, observed.name, observed.uid)
         self.children = {(child.kind, child.name): child for child in observed.children}
         self.workloads = {(w.role, w.revision): w for w in observed.workloads}
-        self.memory = observed.memory
+        self.memory = replace(
+            observed.memory, failing_since=failing_since(observed.pods, observed.memory.failing_since, now)
+        )
         self.standing = () if spec is None else standing(self.owner, spec)
 
     def run(self, spec: ModelDeploymentSpec) -> tuple[Action, ...]:
@@ -265,7 +267,7 @@ class _Plan:
             return
         startup = float(spec.probes.startup_max_seconds)
         for pod in sorted(self._engines_of(mine.hash), key=lambda pod: pod.name):
-            if has_failed(pod, self.now, startup):
+            if has_failed(pod, self.now, startup, self.memory.failing_since.get(pod.uid, self.now)):
                 reason, detail = why_not_ready(pod, self.now, startup)
                 yield MarkRevision(mine.name, Verdict.FAILED, reason.value)
                 yield Tell("RolledBack", f"revision {mine.hash}: {detail}", f"rollback-{mine.hash}", warning=True)

@@ -73,7 +73,10 @@ def read_pod(item: Object) -> Pod | None:
     labels = _object(meta.get("labels"))
     conditions = {str(c.get("type")): c for c in _list(status.get("conditions"))}
     main = _container(_list(status.get("containerStatuses")))
-    waiting = _object(_object(main.get("state")).get("waiting"))
+    init = _init_in_work(_list(status.get("initContainerStatuses")))
+    at_work = main if init is None else init
+    waiting = _object(_object(at_work.get("state")).get("waiting"))
+    scheduled = conditions.get("PodScheduled", {})
     ready, gate, placed = (_object(conditions.get(n)) for n in ("Ready", names.READINESS_GATE, "PodScheduled"))
     return Pod(
         name=str(meta["name"]),
@@ -88,11 +91,15 @@ def read_pod(item: Object) -> Pod | None:
         serving={"True": True, "False": False}.get(str(gate.get("status"))),
         serving_changed_at=_moment(gate.get("lastTransitionTime")),
         node=str(spec.get("nodeName", "")),
-        scheduled_at=_moment(placed.get("lastTransitionTime")) if placed.get("status") == "True" else 0.0,
+        scheduled_at=_true_since(scheduled),
+        initialized_at=(initialized_at := max(_true_since(scheduled), _true_since(conditions.get("Initialized", {})))),
+        starting_at=max(initialized_at, _last_change(main)),
+        init_container="" if init is None else str(init.get("name", "")),
         unschedulable=str(placed.get("message", "")) if placed.get("status") == "False" else "",
         waiting_reason=str(waiting.get("reason", "")),
         waiting_message=str(waiting.get("message", "")),
-        restarts=int(main.get("restartCount", 0)),
+        restarts=_count(at_work.get("restartCount")),
+        last_life_s=_last_life_s(at_work),
         # One that has failed for good (evicted) is replaced by its ReplicaSet, and never comes back.
         terminating="deletionTimestamp" in meta or status.get("phase") in ("Failed", "Succeeded"),
         quarantined=names.LABEL_QUARANTINED in labels,
@@ -100,9 +107,41 @@ def read_pod(item: Object) -> Pod | None:
     )
 
 
+def _init_in_work(statuses: list[Object]) -> Object | None:
+    """The first that has not ended well; they run one after the other."""
+    for status in statuses:
+        ended = _object(_object(status.get("state")).get("terminated"))
+        if not ended or ended.get("exitCode") != 0:
+            return status
+    return None
+
+
+def _last_change(container: Object) -> float:
+    """When it began to run, or has ended."""
+    begun = _object(_object(container.get("state")).get("running")).get("startedAt")
+    ended = _object(_object(container.get("lastState")).get("terminated")).get("finishedAt")
+    return max(_moment(begun), _moment(ended))
+
+
+def _true_since(condition: Object) -> float:
+    return _moment(condition.get("lastTransitionTime")) if condition.get("status") == "True" else 0.0
+
+
+def _last_life_s(container: Object) -> float | None:
+    ended = [_object(_object(container.get(part)).get("terminated")) for part in ("state", "lastState")]
+    begun, finished = next(
+        ((_moment(e.get("startedAt")), _moment(e.get("finishedAt"))) for e in ended if e), (0.0, 0.0)
+    )
+    return max(0.0, finished - begun) if begun else None
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
 def _terminations(main: Object) -> Iterable[Termination]:
     """The last end of the container, and the one it is in."""
-    restarts = int(main.get("restartCount", 0))
+    restarts = _count(main.get("restartCount"))
     for part, restart in (("lastState", restarts - 1), ("state", restarts)):
         ended = _object(_object(main.get(part)).get("terminated"))
         if ended:

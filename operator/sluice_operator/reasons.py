@@ -160,7 +160,8 @@ REASONS: Mapping[Reason, Entry] = {
     Reason.ROLLED_BACK: Entry(
         "Progressing",
         "Pods of the wanted revision failed, so the last good one serves. It stays so until the spec changes.",
-        "Correct what the message names and apply again.",
+        "Correct what the message names in the spec. For a cause outside of it (registry, Secret, quota), correct"
+        " that and try again with `kubectl label controllerrevision NAME-REVISION sluice.dev/verdict-`.",
     ),
     Reason.PAUSED: Entry("Progressing", "spec.paused is true: nothing but status changes.", "Set paused to false."),
     Reason.NOT_ACCEPTED: Entry(

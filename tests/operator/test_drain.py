@@ -7,7 +7,7 @@ from dataclasses import replace
 from sluice_operator.actions import Delete, Drain, Scale, SetServing
 from sluice_operator.api.spec import QuarantineSpec
 from sluice_operator.drain import choose_victim, may_die, open_new, settle, shrink
-from sluice_operator.failing import has_failed, why_not_ready
+from sluice_operator.failing import failing_since, has_failed, why_not_ready
 from sluice_operator.incidents import merge, seen
 from sluice_operator.names import PodRole
 from sluice_operator.observed import EngineReport, GatewayReport, Load, Memory, Observed, Pod, Termination, Workload
@@ -130,21 +130,58 @@ def test_each_way_not_to_come_up_has_its_reason():
         "ContainerConfigError": down("a", **fresh, waiting_reason="CreateContainerConfigError"),
         "CrashLoop": down("a", **fresh, waiting_reason="CrashLoopBackOff", restarts=3),
         "StartupTimedOut": down("a", **(fresh | {"scheduled_at": NOW - 500})),
+        "Starting ": down("a", **(fresh | {"scheduled_at": NOW - 5000}), init_container="download"),
         "NotReady": down("a"),
     }
     for reason, seen_pod in told.items():
-        assert why_not_ready(seen_pod, NOW, 120.0)[0] == reason
+        assert why_not_ready(seen_pod, NOW, 120.0)[0] == reason.strip()
+
+
+def test_a_container_that_restarts_after_it_has_served_long_is_no_failed_start():
+    """One that ran out of memory in the fifth hour of a long rollout took all of it back."""
+    old = {"started": False, "load": None, "scheduled_at": NOW - 18000, "initialized_at": NOW - 18000}
+    served = down("a", **old, restarts=1, starting_at=NOW - 5, last_life_s=17990.0)
+    assert why_not_ready(served, NOW, 120.0)[0] == "Starting"
+    assert not has_failed(served, NOW, 120.0, NOW)
+    assert has_failed(served, NOW + 200, 120.0, NOW)  # this life's start is bounded too
+    fourth = down("a", **old, restarts=4, starting_at=NOW - 5, last_life_s=4000.0)
+    assert not has_failed(fourth, NOW, 120.0, NOW)
+    crashing = down("a", **old, restarts=4, waiting_reason="CrashLoopBackOff", last_life_s=3.0)
+    assert has_failed(crashing, NOW, 120.0, NOW)
+    # Ended by its startup probe: what it had is counted from the first life on.
+    never = {"started": False, "load": None, "scheduled_at": NOW - 190, "initialized_at": NOW - 190}
+    assert has_failed(down("a", **never, restarts=1, starting_at=NOW - 60, last_life_s=120.0), NOW, 120.0, NOW)
+
+
+def test_what_an_init_container_does_is_named_and_no_start_of_the_engine():
+    download = {"started": False, "load": None, "scheduled_at": NOW - 9000, "init_container": "download"}
+    reason, detail = why_not_ready(down("a", **download, waiting_reason="ImagePullBackOff"), NOW, 120.0)
+    assert (reason, "init container download" in detail) == ("ImagePullFailed", True)
+    assert (
+        why_not_ready(down("a", **download, waiting_reason="CrashLoopBackOff", restarts=12), NOW, 120.0)[0]
+        == "CrashLoop"
+    )
+    assert has_failed(down("a", **download, waiting_reason="CrashLoopBackOff", restarts=12), NOW, 120.0, NOW)
+    assert not has_failed(down("a", **download), NOW, 120.0, NOW)
+
+
+def test_an_image_must_be_refused_for_a_while_that_was_seen():
+    pods = [down("a", started=False, load=None, scheduled_at=NOW - 3000, waiting_reason="ErrImagePull"), down("b")]
+    since = failing_since(pods, {}, NOW)
+    assert since == {"a": NOW}
+    assert failing_since(pods, since, NOW + 100) == since
+    assert failing_since([down("a")], since, NOW + 100) == {}
 
 
 def test_a_revision_fails_by_what_lasts_and_not_for_want_of_a_node():
     fresh = {"started": False, "load": None, "scheduled_at": NOW - 10}
-    assert not has_failed(down("a", **fresh), NOW, 120.0)
-    assert not has_failed(down("a", **fresh, waiting_reason="ErrImagePull"), NOW, 120.0)
-    assert has_failed(down("a", **fresh, waiting_reason="ErrImagePull"), NOW + 60, 120.0)
-    assert not has_failed(down("a", **fresh, waiting_reason="CrashLoopBackOff", restarts=1), NOW, 120.0)
-    assert has_failed(down("a", **fresh, waiting_reason="CrashLoopBackOff", restarts=3), NOW, 120.0)
-    assert not has_failed(down("a", node="", started=False, unschedulable="x"), NOW + 9999, 120.0)
-    assert not has_failed(down("a"), NOW + 9999, 120.0)
+    assert not has_failed(down("a", **fresh), NOW, 120.0, NOW)
+    assert not has_failed(down("a", **fresh, waiting_reason="ErrImagePull"), NOW + 299, 120.0, NOW)
+    assert has_failed(down("a", **fresh, waiting_reason="ErrImagePull"), NOW + 301, 120.0, NOW)
+    assert not has_failed(down("a", **fresh, waiting_reason="CrashLoopBackOff", restarts=1), NOW, 120.0, NOW)
+    assert has_failed(down("a", **fresh, waiting_reason="CrashLoopBackOff", restarts=3), NOW, 120.0, NOW)
+    assert not has_failed(down("a", node="", started=False, unschedulable="x"), NOW + 9999, 120.0, NOW)
+    assert not has_failed(down("a"), NOW + 9999, 120.0, NOW)
 
 
 def end(restart, code=3, message="SchedulerFrozen: leader", at=NOW):

@@ -62,6 +62,29 @@ def test_a_pod_whose_container_crashed_has_its_last_words():
     assert (read.waiting_reason, read.waiting_message, read.started) == ("CrashLoopBackOff", "back-off", False)
 
 
+def test_an_init_container_that_is_not_done_is_what_the_pod_waits_for():
+    pulling = {"name": "download", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such"}}}
+    main = {"name": "main", "state": {"waiting": {"reason": "PodInitializing"}}}
+    read = read_pod(pod(initContainerStatuses=[pulling], containerStatuses=[main]))
+    assert (read.init_container, read.waiting_reason, read.waiting_message) == ("download", "ErrImagePull", "no such")
+    ended = {"exitCode": 1, "startedAt": "1970-01-01T00:00:20Z", "finishedAt": "1970-01-01T00:00:25Z"}
+    crashed = {"name": "download", "restartCount": 12, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+    read = read_pod(
+        pod(initContainerStatuses=[crashed | {"lastState": {"terminated": ended}}], containerStatuses=[main])
+    )
+    assert (read.restarts, read.waiting_reason, read.last_life_s) == (12, "CrashLoopBackOff", 5.0)
+
+
+def test_the_time_to_start_begins_when_init_is_done_and_anew_with_each_life():
+    done = {"name": "download", "state": {"terminated": {"exitCode": 0}}}
+    told = [condition("PodScheduled", "True", 11), condition("Initialized", "True", 40)]
+    read = read_pod(pod(conditions=told, initContainerStatuses=[done], containerStatuses=[{"name": "main"}]))
+    assert (read.init_container, read.scheduled_at, read.initialized_at, read.starting_at) == ("", 11.0, 40.0, 40.0)
+    running = {"name": "main", "restartCount": 1, "state": {"running": {"startedAt": "1970-01-01T00:00:55Z"}}}
+    read = read_pod(pod(conditions=told, initContainerStatuses=[done], containerStatuses=[running]))
+    assert (read.initialized_at, read.starting_at) == (40.0, 55.0)
+
+
 def test_a_pod_that_nobody_can_place_quotes_the_scheduler():
     read = read_pod(pod(conditions=[condition("PodScheduled", "False", 11, "0/3 nodes are available")]))
     assert (read.unschedulable, read.scheduled_at) == ("0/3 nodes are available", 0.0)
@@ -85,9 +108,10 @@ junk = st.recursive(
 )
 
 
-@given(junk, junk, junk)
-def test_a_status_of_no_shape_reads_as_nothing(conditions, containers, phase):
-    read = read_pod(pod(conditions=conditions, containerStatuses=containers, phase=phase))
+@given(junk, junk, junk, junk)
+def test_a_status_of_no_shape_reads_as_nothing(conditions, containers, init, phase):
+    told = {"conditions": conditions, "containerStatuses": containers, "initContainerStatuses": init, "phase": phase}
+    read = read_pod(pod(**told))
     assert not read.ready
 
 

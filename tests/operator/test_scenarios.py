@@ -53,6 +53,23 @@ def test_a_change_of_the_gateways_that_fails_is_told_and_is_not_complete():
     assert cluster.status.roles.gateway.updated == 2
 
 
+@pytest.mark.slow
+def test_a_revision_that_was_taken_back_is_tried_again_when_its_mark_is_taken_away():
+    """What its message says of a cause that lay outside of the spec."""
+    cluster = served()
+    cluster.bad.add("B")
+    cluster.change(image=with_tag("B"))
+    cluster.run_until_quiet(3000)
+    assert cluster.condition("Progressing").reason == "RolledBack"
+    assert "kubectl label controllerrevision NAME-REVISION sluice.dev/verdict-" in cluster.condition("Ready").message
+    cluster.bad.clear()
+    (failed,) = [r for r in cluster.revisions.values() if r["metadata"]["labels"].get("sluice.dev/verdict") == "failed"]
+    del failed["metadata"]["labels"]["sluice.dev/verdict"]
+    cluster.run_until_quiet(3000)
+    assert cluster.engines() == {("prefill", "B"): 2, ("decode", "B"): 2}
+    assert cluster.condition("Ready").status is TRUE
+
+
 def test_the_first_broken_link_is_the_reason():
     cluster = Cluster(manifest(image=with_tag("A")))
     reasons = []

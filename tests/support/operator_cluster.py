@@ -163,7 +163,7 @@ class Cluster:
                     o["metadata"]["labels"][LABEL_REVISION],
                     o["revision"],
                     o["data"],
-                    Verdict(o["metadata"]["labels"][LABEL_VERDICT]),
+                    Verdict(o["metadata"]["labels"].get(LABEL_VERDICT, Verdict.UNKNOWN)),
                     o["metadata"]["labels"].get(LABEL_VERDICT_REASON, ""),
                     n,
                 )
