@@ -382,6 +382,8 @@ def test_services_and_budgets_select_the_pods_they_mean():
         assert made["Service"]["spec"]["selector"].items() <= labels.items()
         budget = made["PodDisruptionBudget"]["spec"]
         assert budget["selector"]["matchLabels"].items() <= labels.items()
+        # A pod in quarantine has the labels of its role, and no part in its budget.
+        assert {"key": names.LABEL_QUARANTINED, "operator": "DoesNotExist"} in budget["selector"]["matchExpressions"]
         assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
     headless = next(i for i in standing(OWNER, told) if i["metadata"]["name"] == "m-decode" and i["kind"] == "Service")
     assert headless["spec"]["clusterIP"] == "None"

@@ -41,7 +41,7 @@ class NixlRig:
 
     def _hello(self) -> SourceHello:
         frames, bodies = FrameReader(), list[bytes]()
-        limit = time.monotonic() + 20
+        limit = time.monotonic() + 60
         while not self.sidecar.socket.exists():
             assert time.monotonic() < limit
             time.sleep(0.01)

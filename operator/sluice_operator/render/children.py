@@ -167,11 +167,13 @@ def _gateway_service(owner: OwnerRef, spec: ModelDeploymentSpec) -> Object:
 
 
 def _budget(owner: OwnerRef, role: PodRole) -> Object:
-    """A node's drain takes one pod at a time, and a broken one always."""
+    """A node's drain takes one pod at a time, and a broken one always. One in quarantine serves nobody: were it
+    counted, no healthy one could be moved while it is kept."""
+    kept = {"key": names.LABEL_QUARANTINED, "operator": "DoesNotExist"}
     spec = {
         "maxUnavailable": 1,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": {"matchLabels": names.selector(owner.name, role)},
+        "selector": {"matchLabels": names.selector(owner.name, role), "matchExpressions": [kept]},
     }
     meta = owner.meta(names.role_name(owner.name, role), names.role_labels(owner.name, role))
     return _object("policy/v1", "PodDisruptionBudget", meta, spec=spec)
