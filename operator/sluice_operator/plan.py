@@ -28,7 +28,7 @@ from sluice_operator.actions import (
     WriteStatus,
 )
 from sluice_operator.api.enums import ScalingMode
-from sluice_operator.api.spec import ModelDeploymentSpec
+from sluice_operator.api.spec import DrainSpec, ModelDeploymentSpec
 from sluice_operator.api.value import Problem
 from sluice_operator.conditions import Findings
 from sluice_operator.diff import covers
@@ -115,7 +115,15 @@ class _Plan:
             self.observed, self.now, self.spec, {role: running[role] for role in PodRole}, target, objection,
             incident_times=self._incident_times(),
         )  # fmt: skip
-        return (*self._upkeep(), *self._kept_certified(), *self._events(), *self._told(found, None))
+        begun = self._settled()
+        return (*self._upkeep(), *self._kept_certified(), *begun, *self._events(), *self._told(found, None))
+
+    def _settled(self) -> Iterable[Action]:
+        """A drain that the last spec began: the pod that it has emptied would serve nobody until a spec is good."""
+        timeout = float((DrainSpec() if self.spec is None else self.spec.drain).timeout_seconds)
+        for key, workload in sorted(self.workloads.items()):
+            if workload.role in ENGINE_ROLES:
+                yield from drain.settle(self.observed.members(*key), self.now, timeout)
 
     # -- what is found ------------------------------------------------------------------------------------------------
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sluice_operator.actions import Delete, Drain, Scale, SetServing
+from operator_cluster import manifest
+
+from sluice_operator.accept import parse
+from sluice_operator.actions import Delete, Drain, Scale, SetServing, WriteStatus
 from sluice_operator.api.spec import QuarantineSpec
 from sluice_operator.drain import choose_victim, may_die, open_new, settle, shrink
 from sluice_operator.failing import failing_since, has_failed, why_not_ready
 from sluice_operator.incidents import merge, seen
 from sluice_operator.names import PodRole
 from sluice_operator.observed import EngineReport, GatewayReport, Load, Memory, Observed, Pod, Termination, Workload
+from sluice_operator.plan import plan
 from sluice_operator.quarantine import quarantine
+from sluice_operator.render.revision import StandardRenderer
 
 NOW, TIMEOUT = 1000.0, 30.0
 D = Workload("m-decode-r", PodRole.DECODE, "r", 2, "u", "7")
@@ -98,6 +103,21 @@ def test_where_nobody_is_to_go_drained_pods_are_replaced_and_restarted_ones_reop
     restarted = down("b", serving=False, serving_changed_at=NOW, load=Load())
     assert settle([drained, restarted, pod("c")], NOW, TIMEOUT) == (Delete("Pod", "a", "a"), SetServing("b", "b", True))
     assert settle([draining("a")], NOW, TIMEOUT) == ()
+
+
+def test_a_drain_that_had_begun_when_the_spec_was_refused_is_finished():
+    """Its pod was empty and gated, and served nobody until somebody wrote a good spec."""
+    empty = Load(draining=True, empty=True)
+    first = down("d0", serving=False, serving_changed_at=NOW - 900, load=empty)
+    others = (pod("d1"), pod("d2"))
+    workload = Workload("m-decode-r", PodRole.DECODE, "r", 3, "w", "1")
+    observed = Observed("ns", "m", "u", 2, Memory(0.0), workloads=(workload,), pods=(first, *others))
+    refused = parse("m", manifest(decode={"parallelism": {"tensor": 2}}))
+    assert isinstance(refused, tuple)
+    told = [
+        action for action in plan(refused, observed, NOW, StandardRenderer("c")) if not isinstance(action, WriteStatus)
+    ]
+    assert told == [Delete("Pod", "d0", "d0")]
 
 
 def test_useful_is_ready_in_no_drain_and_known_to_every_ready_gateway():
