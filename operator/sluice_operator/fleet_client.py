@@ -7,6 +7,7 @@ answer is one of which nothing is known.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -34,6 +35,9 @@ from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc, fleet_pb2, fleet_pb2
 CALL_S = 1.0
 # Of a pod that nobody asked for so long; it is gone, or its deployment is.
 UNUSED_S = 120.0
+# A channel with TLS takes 100 KiB. Of more than these, those that were used last stay, and the others are opened again
+# when their deployment is looked at.
+MAX_KEPT = 1000
 # One slow fleet must not take all the sockets there are.
 MAX_IN_FLIGHT = 128
 _CHANNEL_OPTIONS = [*OPTIONS, *RECONNECT]
@@ -162,8 +166,15 @@ class LiveFleet:
 
     async def _close_unused(self) -> None:
         """Calls end within `call_s`, so nothing runs on what was not used for so long."""
-        then = time.monotonic() - UNUSED_S
-        old = [address for address, kept in self._channels.items() if kept.used_at < then]
+        now = time.monotonic()
+        then, idle_since = now - UNUSED_S, now - 2 * self._call_s
+        excess = max(0, len(self._channels) - MAX_KEPT)
+        too_many = set(heapq.nsmallest(excess, self._channels, key=lambda address: self._channels[address].used_at))
+        old = [
+            address
+            for address, kept in self._channels.items()
+            if kept.used_at < then or (address in too_many and kept.used_at < idle_since)
+        ]
         unused = [self._channels.pop(address) for address in old] + [
             kept for kept in self._retired if kept.used_at < then
         ]

@@ -10,6 +10,7 @@ import pytest
 from fake_fleet import FakeEngine, FakeGateway, _Engine, _Fleet
 
 from sluice_engine.address import join
+from sluice_operator import fleet_client
 from sluice_operator.actions import Drain
 from sluice_operator.apply import DONE, STALE, Applier
 from sluice_operator.cluster import Cluster
@@ -227,3 +228,20 @@ async def test_a_pod_that_is_another_one_by_now_is_not_told_to_drain():
     fleet = Deaf()
     assert await applier(fleet, lambda: None).obey(Drain("d-0", "uid-of-the-last-one")) == STALE
     assert fleet.told == []
+
+
+async def test_channels_are_bounded_whatever_the_fleet_is(monkeypatch):
+    """Each takes 100 KiB: a fleet of 3,000 pods took as much again as the operator itself."""
+    monkeypatch.setattr(fleet_client, "MAX_KEPT", 10)
+    fleet, contact = LiveFleet(fleet_client.plaintext), Contact("ns", "m")
+    try:
+        for number in range(50):
+            fleet._channel(contact, PodRole.DECODE, f"127.0.0.1:{number + 1}")
+        await fleet._close_unused()
+        assert len(fleet._channels) == 50  # calls may still run on them
+        for age, kept in enumerate(reversed(fleet._channels.values())):
+            kept.used_at -= 10 + age
+        await fleet._close_unused()
+        assert set(fleet._channels) == {f"127.0.0.1:{number + 1}" for number in range(40, 50)}
+    finally:
+        await fleet.close()
