@@ -184,6 +184,8 @@ def _progressing(found: Findings) -> Finding:
         return told(FALSE, Reason.NOT_ACCEPTED)
     if found.spec is not None and found.spec.paused:
         return told(UNKNOWN, Reason.PAUSED)
+    if found.observed.refused:
+        return told(FALSE, Reason.WRITE_REFUSED, found.observed.refused)
     if found.held is not None:
         return told(FALSE, Reason.ROLLED_BACK, f"Revision {found.held.hash}: {_why_held(found)}.")
     if rollout.is_complete(found.view):
@@ -235,6 +237,9 @@ def _is_broken(found: Findings) -> bool:
 
 def _ready(found: Findings, links: Iterable[Finding]) -> Finding:
     broken = first_broken(links)
+    if found.observed.refused and (broken is None or broken.type != "Accepted"):
+        told = tell(Reason.WRITE_REFUSED, found.observed.refused)
+        return Finding("Ready", FALSE, Reason.WRITE_REFUSED, f"Progressing: {told}")
     if broken is not None:
         return Finding("Ready", FALSE, broken.reason, f"{broken.type}: {broken.message}")
     if found.held is not None:

@@ -51,7 +51,7 @@ class Known:
 
     `taken`: (kind, name) of what turned out to exist without our label. `secrets`: seen to be ours.
     `absent`: kinds that cannot be had here. `checked`: what a dry run has accepted. `contact`: how its pods are
-    reached."""
+    reached. `refused`: see Observed."""
 
     uid: str
     memory: Memory
@@ -61,6 +61,7 @@ class Known:
     absent: set[str] = field(default_factory=set)
     checked: set[str] = field(default_factory=set)
     contact: Contact = field(default_factory=lambda: Contact("", ""))
+    refused: str = ""
 
 
 class Observer:
@@ -100,6 +101,7 @@ class Observer:
             children=(*children, *strangers),
             secrets=frozenset(known.secrets),
             certificates=known.keyring.seen(),
+            refused=known.refused,
         )
         if spec is None:
             return seen

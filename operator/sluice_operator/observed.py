@@ -225,7 +225,8 @@ class Memory:
 class Observed:
     """`nodes` None: no right to see them. `secrets`: names of those that exist and are
     ours. `certificates`: what they hold. `dry_run`: what a server-side dry run
-    of the children said against the template, empty if nothing."""
+    of the children said against the template, empty if nothing. `refused`: what the API server did not take the last
+    time, and its words."""
 
     namespace: str
     name: str
@@ -242,6 +243,7 @@ class Observed:
     secrets: frozenset[str] = frozenset()
     certificates: SeenCertificates = field(default_factory=SeenCertificates)
     dry_run: str = ""
+    refused: str = ""
 
     @cached_property
     def ready_gateways(self) -> frozenset[str]:

@@ -47,6 +47,7 @@ class Reason(StrEnum):
     SCALING = "Scaling"
     SURGE_UNSCHEDULABLE = "SurgeUnschedulable"
     ROLLED_BACK = "RolledBack"
+    WRITE_REFUSED = "WriteRefused"
     PAUSED = "Paused"
     NOT_ACCEPTED = "NotAccepted"
     # Degraded
@@ -162,6 +163,12 @@ REASONS: Mapping[Reason, Entry] = {
         "Pods of the wanted revision failed, so the last good one serves. It stays so until the spec changes.",
         "Correct what the message names in the spec. For a cause outside of it (registry, Secret, quota), correct"
         " that and try again with `kubectl label controllerrevision NAME-REVISION sluice.dev/verdict-`.",
+    ),
+    Reason.WRITE_REFUSED: Entry(
+        "Progressing",
+        "The API server refuses something that this deployment needs (a quota, an admission webhook, a right, a value);"
+        " what comes after it waits. Its words follow.",
+        "Correct what they name; it is tried again by itself.",
     ),
     Reason.PAUSED: Entry("Progressing", "spec.paused is true: nothing but status changes.", "Set paused to false."),
     Reason.NOT_ACCEPTED: Entry(

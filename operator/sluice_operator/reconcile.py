@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sluice_operator.accept import parse
+from sluice_operator.actions import Remember, Tell, WriteStatus
 from sluice_operator.api.crd import KIND
 from sluice_operator.api.enums import ScalingMode
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.apply import Applier
-from sluice_operator.cluster import KINDS, Cluster, ClusterError
+from sluice_operator.cluster import KINDS, Cluster, ClusterError, Forbidden, Invalid, Refused
 from sluice_operator.fleet import Fleet
 from sluice_operator.keyring import Keyring
 from sluice_operator.observe import Known, Observer
@@ -150,12 +151,27 @@ class Reconciler:
         observed = await self.observer.observe(item, spec, known)
         moved = False
         applier = Applier(self.cluster, self.fleet, observed, known)
+        refused: Refused | None = None
         for action in plan(parsed, observed, time.time(), self.renderer):
-            outcome = await applier.obey(action)
+            # After a refusal, only what is told: the rest may build on what was refused.
+            if refused is not None and not isinstance(action, WriteStatus | Tell | Remember):
+                continue
+            try:
+                outcome = await applier.obey(action)
+            except (Forbidden, Invalid) as error:
+                if refused is not None or isinstance(action, WriteStatus | Tell | Remember):
+                    raise
+                refused = error
+                known.refused = f"{action}: {error}"
+                continue
             self.counts.actions[type(action).__name__] += 1
             moved = moved or not outcome.idle
             if outcome.stale:
                 break
+        if refused is not None:
+            raise refused
+        if known.refused:  # no longer: status has to hear of it
+            known.refused, moved = "", True
         if moved:
             return BUSY_S
         if spec is not None and spec.decode.scaling.mode is ScalingMode.AUTO:

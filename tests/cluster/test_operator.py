@@ -146,6 +146,21 @@ def test_a_template_that_the_api_server_refuses_is_answered_by_a_condition(opera
     served.until("Ready", "True")
 
 
+def test_what_a_quota_refuses_is_told_in_the_api_servers_words_and_tried_again(operator, served):
+    """It was 403 for ever, and the status said that it was scaling."""
+    quota = {"metadata": {"name": "tight"}, "spec": {"hard": {"count/configmaps": "0"}}}
+    path = f"/api/v1/namespaces/{served.namespace}/resourcequotas"
+    served.client.create(path, quota)
+    served.client.until(f"{path}/tight", lambda q: q.get("status", {}).get("hard"))
+    served.create()
+    told = served.until("Progressing", "False", "WriteRefused")
+    assert "exceeded quota: tight" in told["message"]
+    assert served.until("Ready", "False", "WriteRefused")
+    served.client.delete(f"{path}/tight")
+    served.until("Ready", "True")
+    served.until("Progressing", "True", "Complete")
+
+
 def test_a_rollout_replaces_every_engine_and_never_by_editing_a_template(operator, served):
     served.create(prefill={"replicas": 2}, decode={"replicas": 2})
     served.until_served("1")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from operator_cluster import PAGES, Cluster, manifest, with_tag
 
+from sluice_operator.accept import parse
 from sluice_operator.actions import WriteStatus
 from sluice_operator.api.enums import ConditionStatus
 from sluice_operator.api.schema import object_schema
@@ -15,6 +16,7 @@ from sluice_operator.api.value import to_json
 from sluice_operator.conditions import Finding, dated, first_broken
 from sluice_operator.names import PodRole
 from sluice_operator.observed import Memory, Termination
+from sluice_operator.plan import plan
 from sluice_operator.reasons import PREFIX_ROOM, REASONS, Reason, tell
 from sluice_operator.status import must_write
 
@@ -61,6 +63,19 @@ def test_a_condition_that_somebody_else_writes_is_no_news():
     stranger = Condition("example.com/Audited", ConditionStatus.TRUE, "Seen", "", 1, "2026-01-01T00:00:00Z")
     cluster.status = replace(cluster.status, conditions=(stranger, *cluster.status.conditions))
     assert not [action for action in cluster.plan() if isinstance(action, WriteStatus)]
+
+
+def test_what_the_api_server_refuses_is_told_in_its_words():
+    cluster = Cluster(manifest())
+    cluster.run_until_quiet(2000)
+    words = "apply Service m-gateway: 422 Invalid: annotations: bad key"
+    told = plan(parse("m", cluster.spec), replace(cluster.observe(), refused=words), cluster.now, cluster.renderer)
+    (written,) = [action.status for action in told if isinstance(action, WriteStatus)]
+    by_type = {condition.type: condition for condition in written.conditions}
+    for kind in ("Progressing", "Ready"):
+        assert (by_type[kind].status, by_type[kind].reason) == (ConditionStatus.FALSE, "WriteRefused")
+        assert words in by_type[kind].message
+    assert written.reason == "WriteRefused"
 
 
 def assert_fits(value, schema, path=""):
