@@ -67,10 +67,12 @@ def has_failed(pod: Pod, now: float, startup_max_s: float, refused_since: float)
 
 
 def _starting_since(pod: Pod, now: float, limit_s: float) -> float:
-    """Kubelet ends a life that does not start in time. Where a pod is older than all its lives would be by that, one
-    of them has served, and only this one counts."""
+    """What never was ready is held to its first life; of what has served, only this life counts. Kubelet writes Ready
+    as it first sees the pod, before init is done, so a later change of it means that it was True once. And kubelet ends
+    a life that does not start in time: a pod that is older than all its lives would be by that has served as well."""
     first = max(pod.initialized_at, pod.scheduled_at)
-    has_served = now - first > (pod.restarts + 1) * limit_s and pod.restarts > 0
+    was_ready = pod.ready_changed_at > first
+    has_served = pod.restarts > 0 and (was_ready or now - first > (pod.restarts + 1) * limit_s)
     return max(first, pod.starting_at) if has_served else first
 
 

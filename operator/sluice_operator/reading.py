@@ -73,7 +73,7 @@ def read_pod(item: Object) -> Pod | None:
     labels = _object(meta.get("labels"))
     conditions = {str(c.get("type")): c for c in _list(status.get("conditions"))}
     main = _container(_list(status.get("containerStatuses")))
-    init = _init_in_work(_list(status.get("initContainerStatuses")))
+    init = _init_in_work(_list(status.get("initContainerStatuses")), _sidecars(spec))
     at_work = main if init is None else init
     waiting = _object(_object(at_work.get("state")).get("waiting"))
     scheduled = conditions.get("PodScheduled", {})
@@ -107,13 +107,23 @@ def read_pod(item: Object) -> Pod | None:
     )
 
 
-def _init_in_work(statuses: list[Object]) -> Object | None:
-    """The first that has not ended well; they run one after the other."""
+def _init_in_work(statuses: list[Object], sidecars: frozenset[str]) -> Object | None:
+    """The first that bars those after it, for they begin one after the other: one that has not ended well, or of
+    `sidecars` one that does not run, for those never end."""
     for status in statuses:
         ended = _object(_object(status.get("state")).get("terminated"))
-        if not ended or ended.get("exitCode") != 0:
+        has_ended_well = bool(ended) and ended.get("exitCode") == 0
+        is_let_run = str(status.get("name")) in sidecars and status.get("started") is True
+        if not (has_ended_well or is_let_run):
             return status
     return None
+
+
+def _sidecars(spec: Object) -> frozenset[str]:
+    """Names of init containers that run beside the main one; a service mesh may inject such."""
+    return frozenset(
+        str(c.get("name")) for c in _list(spec.get("initContainers")) if c.get("restartPolicy") == "Always"
+    )
 
 
 def _last_change(container: Object) -> float:

@@ -10,7 +10,7 @@ from sluice_operator.accept import parse
 from sluice_operator.actions import Delete, Drain, Scale, SetServing, WriteStatus
 from sluice_operator.api.spec import QuarantineSpec
 from sluice_operator.drain import choose_victim, may_die, open_new, settle, shrink
-from sluice_operator.failing import failing_since, has_failed, why_not_ready
+from sluice_operator.failing import STARTUP_SLACK_S, failing_since, has_failed, why_not_ready
 from sluice_operator.incidents import merge, seen
 from sluice_operator.names import PodRole
 from sluice_operator.observed import EngineReport, GatewayReport, Load, Memory, Observed, Pod, Termination, Workload
@@ -171,6 +171,21 @@ def test_a_container_that_restarts_after_it_has_served_long_is_no_failed_start()
     # Ended by its startup probe: what it had is counted from the first life on.
     never = {"started": False, "load": None, "scheduled_at": NOW - 190, "initialized_at": NOW - 190}
     assert has_failed(down("a", **never, restarts=1, starting_at=NOW - 60, last_life_s=120.0), NOW, 120.0, NOW)
+
+
+def test_a_pod_that_was_ready_and_restarts_is_no_failed_start_however_young_it_is():
+    """A restart between one and two startup budgets after scheduling took all of the rollout back."""
+    limit = 1800.0 + STARTUP_SLACK_S
+    for age in (limit + 1, 1.5 * limit, 2 * limit - 1):
+        restarted = {"started": False, "load": None, "scheduled_at": NOW - age, "initialized_at": NOW - age}
+        served = down(
+            "a", **restarted, restarts=1, starting_at=NOW - 20, last_life_s=age - 20, ready_changed_at=NOW - 20
+        )
+        assert not has_failed(served, NOW, 1800.0, NOW)
+        assert "has had 20 s" in why_not_ready(served, NOW, 1800.0)[1]
+        # This life's start is bounded too, and one that never was ready is held to its first.
+        assert has_failed(served, NOW + limit, 1800.0, NOW)
+        assert has_failed(replace(served, ready_changed_at=NOW - age), NOW, 1800.0, NOW)
 
 
 def test_what_an_init_container_does_is_named_and_no_start_of_the_engine():

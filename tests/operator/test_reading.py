@@ -75,6 +75,21 @@ def test_an_init_container_that_is_not_done_is_what_the_pod_waits_for():
     assert (read.restarts, read.waiting_reason, read.last_life_s) == (12, "CrashLoopBackOff", 5.0)
 
 
+def test_a_sidecar_among_init_containers_never_ends_and_hides_nothing_once_it_has_started():
+    """Such as a service mesh injects: it was named for ever, and no crash of the engine was seen."""
+    main = {"name": "main", "restartCount": 9, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+    proxy = {"name": "proxy", "started": True, "state": {"running": {}}}
+    raw = pod(initContainerStatuses=[proxy], containerStatuses=[main])
+    assert read_pod(raw).init_container == "proxy"  # one that is to end, and has begun
+    raw["spec"]["initContainers"] = [{"name": "proxy", "restartPolicy": "Always"}]
+    read = read_pod(raw)
+    assert (read.init_container, read.waiting_reason, read.restarts) == ("", "CrashLoopBackOff", 9)
+    pulling = {"name": "proxy", "started": False, "state": {"waiting": {"reason": "ErrImagePull"}}}
+    raw["status"]["initContainerStatuses"] = [pulling]
+    read = read_pod(raw)
+    assert (read.init_container, read.waiting_reason) == ("proxy", "ErrImagePull")
+
+
 def test_the_time_to_start_begins_when_init_is_done_and_anew_with_each_life():
     done = {"name": "download", "state": {"terminated": {"exitCode": 0}}}
     told = [condition("PodScheduled", "True", 11), condition("Initialized", "True", 40)]
@@ -108,10 +123,12 @@ junk = st.recursive(
 )
 
 
-@given(junk, junk, junk, junk)
-def test_a_status_of_no_shape_reads_as_nothing(conditions, containers, init, phase):
+@given(junk, junk, junk, junk, junk)
+def test_a_status_of_no_shape_reads_as_nothing(conditions, containers, init, phase, wanted):
     told = {"conditions": conditions, "containerStatuses": containers, "initContainerStatuses": init, "phase": phase}
-    read = read_pod(pod(**told))
+    raw = pod(**told)
+    raw["spec"]["initContainers"] = wanted
+    read = read_pod(raw)
     assert not read.ready
 
 
