@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`stale`: something was not as it had been seen, so plan has to look again. `idle`: nothing was sent."""
+    """`stale`: something was not as it had been seen, so plan has to look again. `idle`: nothing changed."""
 
     stale: bool = False
     idle: bool = False
@@ -127,8 +127,9 @@ class Applier:
             return DONE
         await self._own_fields(child)
         seen = {**item, "metadata": {**item["metadata"], "uid": child.uid}}
-        await self.cluster.patch(self._path(*key), APPLY, seen, force="true")
-        return DONE
+        now = await self.cluster.patch(self._path(*key), APPLY, seen, force="true")
+        # Where a webhook has the last word, or the API server another spelling, it would be sent at once, for ever.
+        return IDLE if now["metadata"]["resourceVersion"] == child.resource_version else DONE
 
     async def _own_fields(self, child: Child) -> None:
         """Creation leaves its fields to an Update of ours; an Apply would share them, and never remove one."""

@@ -249,7 +249,10 @@ class _Plan:
 
     def _runs_other(self, name: str, template: Object) -> bool:
         child = self.children.get(("Deployment", name))
-        return child is not None and _programs(child.object["spec"]["template"]) != _programs(template)
+        if child is None:
+            return False
+        live, wanted = _programs(child.object["spec"]["template"]), _programs(template)
+        return any(not covers(live.get(name), told) for name, told in wanted.items())
 
     def _revisions(self, spec: ModelDeploymentSpec, wanted: str, target: Target, view: RolloutView) -> Iterable[Action]:
         known = {revision.hash: revision for revision in self.observed.revisions}
@@ -368,10 +371,11 @@ class _Plan:
             yield Remember(memory)
 
 
-def _programs(template: Object) -> Mapping[str, tuple[Any, ...]]:
-    """What runs, by container: members that the API server keeps word for word."""
+def _programs(template: Object) -> Mapping[str, Object]:
+    """What runs, by container: members that the API server keeps word for word. Only what is set: what somebody else
+    has added, an Apply would not take away."""
     containers = (*template["spec"].get("initContainers", ()), *template["spec"]["containers"])
-    return {c["name"]: (c["image"], *(tuple(c.get(key) or ()) for key in ("command", "args"))) for c in containers}
+    return {c["name"]: {key: c[key] for key in ("image", "command", "args") if c.get(key)} for c in containers}
 
 
 def _scale(workload: Workload, replicas: int) -> Scale:

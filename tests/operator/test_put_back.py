@@ -1,0 +1,110 @@
+"""What somebody else has changed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import pytest
+from operator_cluster import manifest
+
+from sluice_operator.accept import parse
+from sluice_operator.actions import Apply
+from sluice_operator.api.spec import ModelDeploymentSpec
+from sluice_operator.apply import Applier
+from sluice_operator.cluster import FIELD_MANAGER
+from sluice_operator.keyring import Keyring
+from sluice_operator.names import PodRole
+from sluice_operator.observe import Known
+from sluice_operator.observed import Child, Memory, Observed, Owner
+from sluice_operator.plan import plan
+from sluice_operator.reading import read_workload
+from sluice_operator.render.children import OwnerRef, gateway_deployment
+from sluice_operator.render.revision import StandardRenderer, gateway_hash
+
+RENDERER = StandardRenderer("control:1")
+
+
+def parsed() -> ModelDeploymentSpec:
+    spec = parse("m", manifest())
+    assert isinstance(spec, ModelDeploymentSpec)
+    return spec
+
+
+def deployment():
+    """The gateways' Deployment as the API server has it."""
+    spec = parsed()
+    revision = gateway_hash(spec, RENDERER)
+    owner = OwnerRef("ns", "m", "u")
+    made = copy.deepcopy(
+        gateway_deployment(owner, spec.gateway.replicas, revision, RENDERER.gateway("m", spec, revision))
+    )
+    made["metadata"] |= {"uid": "d", "resourceVersion": "1"}
+    made["spec"]["template"]["spec"] |= {"dnsPolicy": "ClusterFirst", "schedulerName": "default-scheduler"}
+    for container in made["spec"]["template"]["spec"]["containers"]:
+        container |= {"terminationMessagePath": "/dev/termination-log"}
+    return made
+
+
+def applied(item):
+    """Deployments that plan applies when `item` is what is there of the gateways."""
+    workload = read_workload(item)
+    assert workload is not None
+    assert workload.role is PodRole.GATEWAY
+    child = Child("Deployment", item["metadata"]["name"], "d", "1", Owner.OURS, item)
+    observed = Observed("ns", "m", "u", 2, Memory(0.0), workloads=(workload,), children=(child,))
+    told = [action.object for action in plan(parsed(), observed, 1000.0, RENDERER) if isinstance(action, Apply)]
+    return [
+        made for made in told if made["metadata"]["name"] == item["metadata"]["name"] and made["kind"] == "Deployment"
+    ]
+
+
+def test_what_the_api_server_and_kubectl_restart_add_to_gateways_is_left():
+    item = deployment()
+    assert applied(item) == []
+    item["spec"]["template"]["metadata"].setdefault("annotations", {})["kubectl.kubernetes.io/restartedAt"] = "now"
+    assert applied(item) == []
+
+
+def test_what_somebody_else_has_made_the_gateways_run_is_put_back():
+    """Their image could be another's, under a label that still named our revision, and all was Ready."""
+    for member, value in (("image", "evil:1"), ("command", ["sh"])):
+        item = deployment()
+        item["spec"]["template"]["spec"]["containers"][0][member] = value
+        (put_back,) = applied(item)
+        assert put_back["spec"]["template"]["spec"]["containers"][0].get(member) != value
+    item = deployment()
+    item["spec"]["template"]["spec"]["containers"] = []
+    assert len(applied(item)) == 1
+
+
+def test_what_somebody_else_has_added_to_the_gateways_is_no_reason_to_apply_for_ever():
+    """An Apply takes away nothing that it never set, so the next look would find it again."""
+    item = deployment()
+    (main,) = item["spec"]["template"]["spec"]["containers"]
+    assert "args" not in main
+    main["args"] = ["--more"]
+    item["spec"]["template"]["spec"]["containers"].append({"name": "stranger", "image": "proxy:1"})
+    assert applied(item) == []
+
+
+class Unmoved:
+    """An API server to which what is applied is no change, or one."""
+
+    def __init__(self, version: str) -> None:
+        self.version = version
+
+    async def patch(self, path: str, content: str, body: Any, **query: str) -> Any:
+        return {"metadata": {"resourceVersion": self.version}}
+
+
+@pytest.mark.parametrize(("version", "is_idle"), [("1", True), ("2", False)])
+async def test_what_changed_nothing_is_no_reason_to_look_again_at_once(version: str, is_idle: bool) -> None:
+    """Such as where a webhook has the last word about an image: it was a write every other second, for ever."""
+    item = deployment()
+    item["metadata"]["managedFields"] = [{"manager": FIELD_MANAGER, "operation": "Apply"}]
+    child = Child("Deployment", item["metadata"]["name"], "d", "1", Owner.OURS, item)
+    observed = Observed("ns", "m", "u", 2, Memory(0.0), children=(child,))
+    cluster, nobody = cast(Any, Unmoved(version)), cast(Any, None)
+    applier = Applier(cluster, nobody, observed, Known("u", Memory(0.0), Keyring("ns", "m")))
+    assert (await applier.obey(Apply(item))).idle is is_idle
