@@ -226,6 +226,29 @@ def test_a_kind_that_the_cluster_has_not_is_done_without(plane, operator, served
     assert "this cluster has no PodMonitor" in operator.text()
 
 
+def test_gateways_that_somebody_changes_are_put_back_and_what_is_added_is_left_in_peace(plane, operator, served):
+    served.create()
+    served.until("Ready", "True")
+    path = KINDS["Deployment"].path(served.namespace, "m-gateway")
+    (main,) = served.client.get(path)["spec"]["template"]["spec"]["containers"]
+
+    def patched(*containers):
+        told = {"spec": {"template": {"spec": {"containers": list(containers)}}}}
+        served.client.call("PATCH", path, told, "application/strategic-merge-patch+json")
+
+    def is_as_it_was(there):
+        (container, *_) = [c for c in there["spec"]["template"]["spec"]["containers"] if c["name"] == main["name"]]
+        return (container["image"], container["command"]) == (main["image"], main["command"])
+
+    patched({"name": main["name"], "image": "evil:1", "command": ["sh"]})
+    served.client.until(path, is_as_it_was)
+    patched({"name": main["name"], "args": ["--more"]}, {"name": "stranger", "image": "proxy:1"})
+    served.until("Progressing", "True", "Complete")
+    quiet_for(plane, operator.user, 5.0)
+    names = {c["name"] for c in served.client.get(path)["spec"]["template"]["spec"]["containers"]}
+    assert names == {main["name"], "stranger"}
+
+
 def test_scale_to_zero_and_back(plane, operator, served):
     served.create()
     served.until("Ready", "True")
