@@ -179,6 +179,22 @@ class Observer:
 
     async def _dry_run(self, seen: Observed, spec: ModelDeploymentSpec, known: Known) -> str:
         """What the API server says against pod templates that it has not seen yet."""
+        try:
+            offered, checked = self._unchecked(seen, spec, known)
+        except Exception as error:
+            # Plan renders the same, fails over it too, and has it told.
+            log.warning("%s/%s: no dry run: %r", seen.namespace, seen.name, error)
+            return ""
+        for offer in offered:
+            if told := await self._objection(offer):
+                return told
+        known.checked |= checked
+        return ""
+
+    def _unchecked(
+        self, seen: Observed, spec: ModelDeploymentSpec, known: Known
+    ) -> tuple[Iterable[Object], frozenset[str]]:
+        """Deployments to offer, and what is known to be good if nobody objects."""
         owner = OwnerRef(seen.namespace, seen.name, seen.uid)
         wanted, gateway = revision_hash(spec), gateway_hash(spec, self.renderer)
         offered: list[Object] = []
@@ -193,16 +209,13 @@ class Observer:
             # Under a name that is free: only the template is in question.
             item = gateway_deployment(owner, 0, gateway, template)
             offered.append({**item, "metadata": {**item["metadata"], "name": f"{seen.name}-dry-run"}})
-        for offer in offered:
-            if told := await self._objection(offer):
-                return told
-        known.checked |= {f"engines {wanted}", f"gateway {gateway}"}
-        return ""
+        return offered, frozenset({f"engines {wanted}", f"gateway {gateway}"})
 
     async def _objection(self, item: Object) -> str:
         try:
             await self.cluster.create(item, dryRun="All")
-        except Conflict:
+        except (Conflict, Forbidden):
+            # A quota or a webhook says the same when the object is made in earnest, and is told as WriteRefused.
             return ""
         except Invalid as error:
             return error.message

@@ -15,7 +15,7 @@ from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.node import read_node, used_gpus
 from sluice_operator.observed import Memory, Observed
 from sluice_operator.placement import Row, place
-from sluice_operator.plan import plan
+from sluice_operator.plan import defect, plan
 from sluice_operator.render.children import OwnerRef, engine_objects
 from sluice_operator.render.revision import StandardRenderer, revision_hash, role_data
 from sluice_operator.rollout import Group, Grow, RolloutView, capacity, is_complete, step
@@ -42,11 +42,18 @@ def report(
         yield from _placed_all_the_same(raw, nodes)
         return
     revision = revision_hash(spec)
+    try:
+        steps = tuple(_first_steps(namespace, name, spec, control_image))
+    except Exception as error:
+        reason, problem = defect(error)
+        yield Line("Accepted: False", 1)
+        yield Line(f"  {reason}: {problem}")
+        return
     yield Line("Accepted: True")
     yield Line(f"revision {revision}")
     yield Line("")
     yield Line("first steps, in a namespace that has nothing of it:")
-    yield from (Line(f"  {step}") for step in _first_steps(namespace, name, spec, control_image))
+    yield from (Line(f"  {step}") for step in steps)
     yield from _placement(spec, nodes)
 
 

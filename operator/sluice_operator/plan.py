@@ -65,6 +65,11 @@ def plan(spec: Parsed, observed: Observed, now: float, renderer: Renderer) -> tu
     return _Plan(spec, observed, now, renderer).run(spec)
 
 
+def defect(error: Exception) -> Objection:
+    """What is told of a spec over which `plan` raises: parse should have objected to it."""
+    return Reason.OPERATOR_DEFECT, Problem("spec", f"{type(error).__name__}: {error}", "undo its last change")
+
+
 class _Plan:
     """One run. Values only; the class spares every function the same four arguments."""
 

@@ -19,6 +19,7 @@ class Reason(StrEnum):
     SPEC_INVALID = "SpecInvalid"
     TEMPLATE_INVALID = "TemplateInvalid"
     TENSOR_UNSUPPORTED = "TensorUnsupported"
+    OPERATOR_DEFECT = "OperatorDefect"
     NAME_CONFLICT = "NameConflict"
     NAME_IN_USE = "NamesakeEnding"
     # Placed
@@ -84,6 +85,11 @@ REASONS: Mapping[Reason, Entry] = {
     ),
     Reason.TENSOR_UNSUPPORTED: Entry(
         "Accepted", "parallelism.tensor above 1 is not there yet.", "Set parallelism.tensor to 1."
+    ),
+    Reason.OPERATOR_DEFECT: Entry(
+        "Accepted",
+        "The operator fails over this spec, which it should not; its own error follows. What runs goes on.",
+        "Undo the last change of the spec, and report the error with the operator's log.",
     ),
     Reason.NAME_CONFLICT: Entry(
         "Accepted",

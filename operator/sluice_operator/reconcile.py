@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sluice_operator.accept import parse
-from sluice_operator.actions import Remember, Tell, WriteStatus
+from sluice_operator.actions import Action, Remember, Tell, WriteStatus
 from sluice_operator.api.crd import KIND
 from sluice_operator.api.enums import ScalingMode
 from sluice_operator.api.spec import ModelDeploymentSpec
@@ -21,7 +21,8 @@ from sluice_operator.cluster import KINDS, Cluster, ClusterError, Forbidden, Inv
 from sluice_operator.fleet import Fleet
 from sluice_operator.keyring import Keyring
 from sluice_operator.observe import Known, Observer
-from sluice_operator.plan import first_memory, plan
+from sluice_operator.observed import Observed
+from sluice_operator.plan import Parsed, defect, first_memory, plan
 from sluice_operator.render.revision import Renderer
 from sluice_operator.work import Key, Work
 
@@ -152,7 +153,7 @@ class Reconciler:
         moved = False
         applier = Applier(self.cluster, self.fleet, observed, known)
         refused: Refused | None = None
-        for action in plan(parsed, observed, time.time(), self.renderer):
+        for action in self._planned(parsed, observed):
             # After a refusal, only what is told: the rest may build on what was refused.
             if refused is not None and not isinstance(action, WriteStatus | Tell | Remember):
                 continue
@@ -178,6 +179,15 @@ class Reconciler:
             return SCALING_S
         # What it waits for may be something that nobody watches: a node, a stranger's object that goes.
         return UNREADY_S if observed.status.reason else QUIET_S
+
+    def _planned(self, parsed: Parsed, observed: Observed) -> tuple[Action, ...]:
+        """A spec over which we fail is told of as one that is refused: silence would help nobody."""
+        try:
+            return plan(parsed, observed, time.time(), self.renderer)
+        except Exception as error:
+            log.exception("%s/%s: no plan", observed.namespace, observed.name)
+            self.counts.failures["Defect"] += 1
+            return plan((defect(error),), observed, time.time(), self.renderer)
 
 
 def _is_being_ended() -> bool:

@@ -7,8 +7,12 @@ import contextlib
 from typing import Any
 
 import pytest
+from operator_cluster import Cluster as Simulated
+from operator_cluster import manifest
 
-from sluice_operator import observe
+from sluice_operator import observe, offline
+from sluice_operator.accept import parse
+from sluice_operator.actions import Apply, WriteStatus
 from sluice_operator.cluster import Forbidden
 from sluice_operator.connection import Connection
 from sluice_operator.handlers import Shell, WatchSilent
@@ -151,3 +155,57 @@ async def test_nodes_that_may_not_be_seen_are_unknown_and_asked_for_again(
     cluster.lost.clear()
     monkeypatch.setattr(observe, "read_node", lambda item: item["metadata"]["name"])
     assert await observer.nodes() == ("m",)
+
+
+class Broken(StandardRenderer):
+    """Fails over everything, as one does over a value that nobody has thought of."""
+
+    def engine(self, name: str, spec: Any, revision: str) -> Any:
+        raise ValueError("Port out of range 0-65535")
+
+    def gateway(self, name: str, spec: Any, revision: str) -> Any:
+        raise ValueError("Port out of range 0-65535")
+
+
+async def test_a_spec_over_which_the_operator_fails_is_told_of_in_status_and_by_the_offline_plan(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulated = Simulated(manifest())
+    nobody: Any = None
+    work = Work(asyncio.get_running_loop().time)
+    reconciler = Reconciler(nobody, nobody, Broken("i"), nobody, work)
+    actions = reconciler._planned(parse("m", manifest()), simulated.observe())
+    assert not [action for action in actions if isinstance(action, Apply)]
+    (told,) = [action.status for action in actions if isinstance(action, WriteStatus)]
+    accepted = next(condition for condition in told.conditions if condition.type == "Accepted")
+    assert (accepted.status.value, accepted.reason, told.reason) == ("False", "OperatorDefect", "OperatorDefect")
+    assert "Port out of range" in accepted.message
+    assert "report the error" in accepted.message
+    assert reconciler.counts.failures == {"Defect": 1}
+    assert "in engine" in caplog.text or "in gateway" in caplog.text  # where it stood
+    monkeypatch.setattr(offline, "StandardRenderer", Broken)
+    lines = list(offline.report("ns", "m", manifest(), None, "i"))
+    assert lines[0].text == "Accepted: False"
+    assert "OperatorDefect: spec: ValueError: Port out of range" in lines[1].text
+    assert lines[0].status == 1
+
+
+async def test_a_dry_run_that_is_forbidden_or_cannot_be_rendered_holds_up_no_status() -> None:
+    """A quota forbids Deployments to a dry run too: nothing was ever told of it."""
+    nobody: Any = None
+
+    class Full:
+        offers = 0
+
+        async def create(self, item: Any, **query: str) -> Any:
+            self.offers += 1
+            raise Forbidden(403, "Forbidden", "exceeded quota: q")
+
+    cluster: Any = Full()
+    simulated = Simulated(manifest())
+    spec: Any = parse("m", manifest())
+    for renderer, offers in ((StandardRenderer("i"), 3), (Broken("i"), 3)):
+        observer = Observer(cluster, nobody, renderer, may_see_nodes=False)
+        known = observe.Known("u", simulated.observe().memory, nobody)
+        assert await observer._dry_run(simulated.observe(), spec, known) == ""
+        assert cluster.offers == offers
