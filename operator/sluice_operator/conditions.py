@@ -123,11 +123,22 @@ def _role_ready(found: Findings, role: PodRole) -> Finding:
         return Finding(name, TRUE, Reason.ALL_READY, f"{len(ready)} of {wanted} pods are ready.")
     counted = f"{len(ready)} of {wanted} pods are ready."
     reason, detail = _worst(members, found)
+    if reason in (Reason.STARTING, Reason.UNSCHEDULABLE) and (refused := _refused(found, role)):
+        return Finding(name, FALSE, Reason.PODS_REFUSED, f"{counted} {tell(Reason.PODS_REFUSED, refused)}")
     if reason in (Reason.STARTING, Reason.UNSCHEDULABLE) and _serves_elsewhere(found, role):
         return Finding(name, FALSE, Reason.ROLLING_OUT, f"{counted} {tell(Reason.ROLLING_OUT, detail)}")
     if role is PodRole.DECODE and reason is Reason.STARTING and len(ready) >= _least(found.spec):
         return Finding(name, TRUE, Reason.SCALING, f"{counted} {detail}")
     return Finding(name, FALSE, reason, f"{counted} {tell(reason, detail)}")
+
+
+def _refused(found: Findings, role: PodRole) -> str:
+    """Why there are fewer pods than a Deployment of what is wanted asks for; empty if nobody has refused any."""
+    for workload in found.observed.workloads:
+        is_wanted = workload.role is role and (role is PodRole.GATEWAY or workload.revision == found.target)
+        if is_wanted and workload.refused and len(found.updated(role)) < workload.replicas:
+            return f"Deployment {workload.name}: {workload.refused.rstrip('.')}."
+    return ""
 
 
 def _worst(members: Iterable[Pod], found: Findings) -> tuple[Reason, str]:
@@ -229,6 +240,8 @@ def _degraded(found: Findings) -> Finding:
 
 def _is_broken(found: Findings) -> bool:
     """Some engine that should serve does not, and not because it has only been asked for."""
+    if any(_refused(found, role) for role in ENGINE_ROLES):
+        return True
     engines = [
         pod for role in ENGINE_ROLES for pod in found.observed.members(role) if not pod.ready and not pod.is_leaving
     ]

@@ -107,7 +107,8 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A Deployment of ours. `replicas`: what its spec says."""
+    """A Deployment of ours. `replicas`: what its spec says. `refused`: why its ReplicaSet can make no pod, in the words
+    of whoever refuses; empty if it can."""
 
     name: str
     role: PodRole
@@ -115,6 +116,7 @@ class Workload:
     replicas: int
     uid: str = ""
     resource_version: str = ""
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,9 @@ def read_workload(item: Object) -> Workload | None:
         return None
     revision = str(_object(meta.get("labels")).get(names.LABEL_REVISION, ""))
     replicas = _object(item.get("spec")).get("replicas", 1)
-    return Workload(str(meta["name"]), role, revision, int(replicas), str(meta["uid"]), str(meta["resourceVersion"]))
+    version, failed = str(meta["resourceVersion"]), _condition(item, "ReplicaFailure")
+    refused = str(failed.get("message") or failed.get("reason") or "") if failed.get("status") == "True" else ""
+    return Workload(str(meta["name"]), role, revision, int(replicas), str(meta["uid"]), version, refused)
 
 
 def read_revision(item: Object) -> Revision:
@@ -162,6 +164,11 @@ def _terminations(main: Object) -> Iterable[Termination]:
 
 def _container(statuses: list[Object]) -> Object:
     return next((s for s in statuses if s.get("name") == names.MAIN_CONTAINER), {})
+
+
+def _condition(item: Object, kind: str) -> Object:
+    told = _list(_object(item.get("status")).get("conditions"))
+    return next((condition for condition in told if condition.get("type") == kind), {})
 
 
 def _role(meta: Object) -> PodRole | None:

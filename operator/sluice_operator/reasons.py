@@ -33,6 +33,7 @@ class Reason(StrEnum):
     ALL_READY = "AllReady"
     SCALED_TO_ZERO = "ScaledToZero"
     STARTING = "Starting"
+    PODS_REFUSED = "PodsRefused"
     IMAGE_PULL_FAILED = "ImagePullFailed"
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
     CRASH_LOOP = "CrashLoop"
@@ -127,6 +128,12 @@ REASONS: Mapping[Reason, Entry] = {
     Reason.SCALED_TO_ZERO: Entry(_ENGINES, "No pods are wanted.", "Raise replicas."),
     Reason.STARTING: Entry(
         _ENGINES, "Pods are starting or loading the model.", "Wait; probes.startupMaxSeconds bounds it."
+    ),
+    Reason.PODS_REFUSED: Entry(
+        _ENGINES,
+        "The API server lets nobody make these pods (a quota, a priority class that is not there, an admission webhook,"
+        " pod security). Its words follow.",
+        "Correct what they name, in the role's template or in the cluster; Kubernetes tries again within minutes.",
     ),
     Reason.IMAGE_PULL_FAILED: Entry(
         _ENGINES, "The image cannot be pulled.", "Correct spec.image (repository, tag or digest, pullSecrets)."

@@ -161,6 +161,16 @@ def test_what_a_quota_refuses_is_told_in_the_api_servers_words_and_tried_again(o
     served.until("Progressing", "True", "Complete")
 
 
+def test_pods_that_nobody_may_make_are_told_of_in_the_words_of_who_refuses_them(operator, served):
+    """It said Starting, and to wait, for ever: a ReplicaSet tells its Deployment alone."""
+    served.create(decode={"replicas": 1, "template": {"spec": {"priorityClassName": "not-there"}}})
+    told = served.until("DecodeReady", "False", "PodsRefused")
+    assert "no PriorityClass with name not-there was found" in told["message"]
+    served.until("PrefillReady", "True")
+    served.change(decode={"template": None})
+    served.until("Ready", "True")
+
+
 def test_a_rollout_replaces_every_engine_and_never_by_editing_a_template(operator, served):
     served.create(prefill={"replicas": 2}, decode={"replicas": 2})
     served.until_served("1")

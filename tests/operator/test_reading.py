@@ -134,3 +134,14 @@ def test_a_status_of_no_shape_reads_as_nothing(conditions, containers, init, pha
 
 def test_json_is_as_go_writes_it():
     assert encode({"a": "<&>", "b": [1, None], "c": "é"}) == b'{"a":"\\u003c\\u0026\\u003e","b":[1,null],"c":"\\u00e9"}'
+
+
+def test_a_deployment_whose_replicaset_may_make_no_pod_says_why():
+    labels = {names.LABEL_ROLE: "decode", names.LABEL_REVISION: "r1"}
+    meta = {"name": "m-decode-r1", "uid": "u", "resourceVersion": "5", "labels": labels}
+    words = "exceeded quota: q"
+    failed = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": words}
+    item = {"metadata": meta, "spec": {"replicas": 1}, "status": {"conditions": [failed]}}
+    assert read_workload(item).refused == words
+    assert read_workload(item | {"status": {"conditions": [failed | {"status": "False"}]}}).refused == ""
+    assert read_workload(item | {"status": {}}).refused == ""

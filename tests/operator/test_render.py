@@ -513,3 +513,20 @@ def test_a_null_anywhere_in_a_template_drops_no_default(places, which):
 def test_a_template_that_is_null_is_one_that_says_nothing(template):
     said, unsaid = decode(decode={"template": template}), decode()
     assert (said["securityContext"], main(said)) == (unsaid["securityContext"], main(unsaid))
+
+
+@pytest.mark.parametrize("uri", ["hf://o/n@v", "image:///models/tiny"])
+def test_init_containers_of_ours_ask_for_what_the_main_one_does_without_its_devices(uri):
+    """With a quota on limits no gateway ever came up: its init container had none, and nobody could give it any."""
+    asked = {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"memory": "2Gi", "vendor.example/nic": "1"}}
+    template = {"spec": {"containers": [{"name": "main", "resources": asked}], "initContainers": [{"name": "mine"}]}}
+    told = spec(model={"uri": uri}, gateway={"template": template})
+    by_name = {c["name"]: c for c in RENDERER.gateway("m", told, "g1")["spec"]["initContainers"]}
+    (ours,) = by_name.keys() & {"download", "tokenizer"}
+    assert by_name[ours]["resources"] == {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
+    assert "resources" not in by_name["mine"]
+    engine = decode(model={"uri": "hf://o/n@v"}, accelerator=GPU, decode={"template": template})
+    download = next(c for c in engine["initContainers"] if c["name"] == "download")
+    assert download["resources"] == by_name[ours]["resources"]
+    bare = decode(model={"uri": "hf://o/n@v"}, accelerator=GPU)
+    assert all("resources" not in c for c in bare["initContainers"])

@@ -175,3 +175,27 @@ def test_however_long_the_detail_is_the_remedy_is_told(reason):
     assert len(told) <= MAX_MESSAGE - PREFIX_ROOM + 2
     assert told.startswith(REASONS[reason].meaning)
     assert told.endswith(REASONS[reason].remedy)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "gateway"])
+def test_pods_that_nobody_may_make_are_told_of_in_the_words_of_whoever_refuses(role):
+    """It said Starting, and to wait."""
+    cluster = Cluster(manifest())
+    cluster.run_until_quiet(2000)
+    words = 'pods "m-x" is forbidden: no PriorityClass with name serving was found'
+    observed = cluster.observe()
+    workloads = tuple(replace(w, refused=words) if w.role.value == role else w for w in observed.workloads)
+    without = tuple(pod for pod in observed.pods if pod.role.value != role)
+
+    def condition(seen, kind):
+        told = plan(parse("m", cluster.spec), seen, cluster.now, cluster.renderer)
+        written = [action.status for action in told if isinstance(action, WriteStatus)]
+        return next(c for c in (written[0] if written else seen.status).conditions if c.type == kind)
+
+    kind = f"{role.capitalize()}Ready"
+    found = condition(replace(observed, workloads=workloads, pods=without), kind)
+    assert (found.status, found.reason) == (ConditionStatus.FALSE, "PodsRefused")
+    assert words in found.message
+    assert "Correct what they name" in found.message
+    # All pods are there: what was refused before is past.
+    assert condition(replace(observed, workloads=workloads), kind).reason == "AllReady"

@@ -25,7 +25,7 @@ from sluice_operator.render.affinity import (
     with_node_expressions,
 )
 from sluice_operator.render.merge import merge, with_defaults, without_nulls
-from sluice_operator.render.model import CONTAINER_SECURITY, ModelSource, engine_source, image_of
+from sluice_operator.render.model import CONTAINER_SECURITY, ModelSource, engine_source, image_of, with_init_resources
 from sluice_operator.render.probes import probes
 from sluice_protocol.generate import Role
 
@@ -134,7 +134,7 @@ def pod_template(name: str, spec: ModelDeploymentSpec, role: PodRole, revision: 
 
 
 def _placed(template: Object, name: str, spec: ModelDeploymentSpec, labels: Mapping[str, str]) -> Object:
-    pod = template["spec"]
+    pod = with_init_resources(template["spec"])
     affinity = with_node_expressions(pod.get("affinity") or {}, node_expressions(spec.accelerator))
     affinity = with_domain(affinity, name, spec.accelerator)
     pod = {**pod, "topologySpreadConstraints": [*(pod.get("topologySpreadConstraints") or []), *spread(labels)]}

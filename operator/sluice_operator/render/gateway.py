@@ -26,7 +26,7 @@ from sluice_operator.render.engine import (
     secret_volume,
 )
 from sluice_operator.render.merge import merge
-from sluice_operator.render.model import ModelSource, gateway_source
+from sluice_operator.render.model import ModelSource, gateway_source, with_init_resources
 from sluice_operator.render.probes import probes
 
 Object = dict[str, Any]
@@ -58,7 +58,7 @@ def pod_template(name: str, spec: ModelDeploymentSpec, control_image: str, revis
         pod["imagePullSecrets"] = [{"name": secret} for secret in spec.image.pull_secrets]
     labels = names.role_labels(name, ROLE) | {names.LABEL_REVISION: revision}
     joined = merge(defaulted(spec.gateway.template), {"metadata": {"labels": labels}, "spec": pod})
-    pod = joined["spec"]
+    pod = with_init_resources(joined["spec"])
     constraints = [*(pod.get("topologySpreadConstraints") or []), *spread(names.selector(name, ROLE))]
     return {**joined, "spec": {**pod, "topologySpreadConstraints": constraints}}
 

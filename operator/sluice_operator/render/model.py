@@ -7,12 +7,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sluice_operator.api.spec import HubSpec, ImageSpec, ModelSpec
+from sluice_operator.names import MAIN_CONTAINER
 
 Object = dict[str, Any]
 MOUNT = "/models"
 TOKENIZER_MOUNT = "/tokenizer"
 # What a gateway reads of a model: names and tokens, no weights.
 TOKENIZER_FILES = "*.json"
+# Init containers of ours.
+DOWNLOAD, TOKENIZER = "download", "tokenizer"
+_SHARED = ("cpu", "memory", "ephemeral-storage")
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -47,7 +51,7 @@ def gateway_source(model: ModelSpec, image: ImageSpec) -> ModelSource:
     if scheme == "hf":
         return _hub(rest, model.hub or HubSpec(), image, TOKENIZER_FILES)
     # The URI's pattern admits nothing that a shell would read as anything but a path.
-    copy = _init("tokenizer", image, ["sh", "-c", f"cp {rest}/{TOKENIZER_FILES} {TOKENIZER_MOUNT}/"])
+    copy = _init(TOKENIZER, image, ["sh", "-c", f"cp {rest}/{TOKENIZER_FILES} {TOKENIZER_MOUNT}/"])
     mount = {"name": "tokenizer", "mountPath": TOKENIZER_MOUNT}
     copy["volumeMounts"].append(mount)
     volume = {"name": "tokenizer", "emptyDir": {"sizeLimit": "256Mi"}}
@@ -72,7 +76,7 @@ def _hub(rest: str, hub: HubSpec, image: ImageSpec, only: str) -> ModelSource:
     repository, revision = rest.rsplit("@", 1)
     path = f"{MOUNT}/{repository.replace('/', '--')}--{revision}" + ("--tokenizer" if only else "")
     command = ["hf", "download", repository, "--revision", revision, "--local-dir", path]
-    download = _init("download", image, command + (["--include", only] if only else []))
+    download = _init(DOWNLOAD, image, command + (["--include", only] if only else []))
     download["volumeMounts"].append({"name": "model", "mountPath": MOUNT})
     # It asks the hub for the model, and nobody for anything else.
     quiet = ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_UPDATE_CHECK")
@@ -85,6 +89,24 @@ def _hub(rest: str, hub: HubSpec, image: ImageSpec, only: str) -> ModelSource:
     where = {"persistentVolumeClaim": {"claimName": hub.cache_claim}} if hub.cache_claim else {"emptyDir": {}}
     mount = {"name": "model", "mountPath": MOUNT, "readOnly": True}
     return ModelSource(path, ({"name": "model"} | where,), (mount,), (download,))
+
+
+def with_init_resources(pod: Object) -> Object:
+    """A pod spec whose init containers of ours ask for what `main` does, without devices. A quota wants limits of every
+    container; and a pod is counted by the larger of the two, so this makes none larger."""
+    main = next(container for container in pod["containers"] if container["name"] == MAIN_CONTAINER)
+    told = main.get("resources") or {}
+    shares = {
+        part: {name: told[part][name] for name in _SHARED if name in told[part]}
+        for part in ("requests", "limits")
+        if told.get(part)
+    }
+    like = {part: amounts for part, amounts in shares.items() if amounts}
+    if not like or "initContainers" not in pod:
+        return pod
+    ours = (DOWNLOAD, TOKENIZER)
+    init = [{**c, "resources": like} if c["name"] in ours else c for c in pod["initContainers"]]
+    return {**pod, "initContainers": init}
 
 
 def _init(name: str, image: ImageSpec, command: list[str]) -> Object:
