@@ -103,7 +103,7 @@ class MarkRevision:
 
 @dataclass(frozen=True, slots=True)
 class EnsureSecret:
-    """Create the shared key, unless it exists: plan cannot, being pure."""
+    """Make the shared key where there is none, or a Secret of ours without one: plan cannot, being pure."""
 
     name: str
 

@@ -174,7 +174,8 @@ class Applier:
         await self.cluster.patch(self._path("Pod", action.pod), MERGE, {"metadata": meta})
 
     async def _ensure_secret(self, action: actions.EnsureSecret) -> Outcome:
-        return await self._write_secret(action.name, {"key": secrets.token_hex(KEY_BYTES).encode()}, "")
+        key = self.known.key or secrets.token_hex(KEY_BYTES)
+        return await self._write_secret(action.name, {"key": key.encode()}, self.keyring.versions.get(action.name, ""))
 
     async def _certify(self, action: actions.Certify) -> Outcome:
         try:

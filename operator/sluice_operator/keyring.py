@@ -114,6 +114,15 @@ def decode(item: Object) -> dict[str, bytes]:
         raise NotOurs(f"its data: {error}") from error
 
 
+def read_key(item: Object) -> str:
+    """What pods want to see, from the Secret that has it; empty if that holds nothing that a header could carry."""
+    try:
+        key = decode(item).get("key", b"").decode("ascii").strip()
+    except (NotOurs, UnicodeDecodeError):
+        return ""
+    return key if key.isprintable() else ""
+
+
 def encode(data: Mapping[str, bytes]) -> dict[str, str]:
     return {key: base64.b64encode(value).decode() for key, value in data.items()}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import logging
 import time
 from collections.abc import Iterable, Mapping
@@ -17,7 +16,7 @@ from sluice_operator.api.value import Invalid as InvalidValue
 from sluice_operator.api.value import from_json
 from sluice_operator.cluster import KINDS, Cluster, Conflict, Forbidden, Invalid, NotFound
 from sluice_operator.fleet import Contact, Fleet, Heard
-from sluice_operator.keyring import Keyring
+from sluice_operator.keyring import Keyring, read_key
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.node import read_node
 from sluice_operator.observed import Child, Memory, Node, Observed, Owner, Pod, Workload
@@ -51,7 +50,8 @@ class Known:
 
     `taken`: (kind, name) of what turned out to exist without our label. `secrets`: seen to be ours.
     `absent`: kinds that cannot be had here. `checked`: what a dry run has accepted. `contact`: how its pods are
-    reached. `refused`: see Observed."""
+    reached. `key`: the last good one that was read; a Secret that is lost or damaged gets it again, for pods keep the one
+    that they began with. `refused`: see Observed."""
 
     uid: str
     memory: Memory
@@ -61,6 +61,7 @@ class Known:
     absent: set[str] = field(default_factory=set)
     checked: set[str] = field(default_factory=set)
     contact: Contact = field(default_factory=lambda: Contact("", ""))
+    key: str = field(default="", repr=False)
     refused: str = ""
 
 
@@ -82,6 +83,7 @@ class Observer:
         pods, addresses = _our_pods(found, children, uid)
         strangers = await self._read_secrets(meta, known)
         key, identity = known.contact.key or await self._key(item), known.keyring.identity()
+        known.key = key or known.key
         known.contact = Contact(namespace, name, addresses, key, identity)
         heard = await self.fleet.look(known.contact, pods) if key and identity is not None else Heard()
         workloads = [read_workload(c.object) for c in children if c.kind == "Deployment" and c.owner is Owner.OURS]
@@ -127,7 +129,7 @@ class Observer:
         found = await self.cluster.find(path)
         if found is None or owner_uid(found) != meta["uid"]:
             return ""
-        return base64.b64decode(found.get("data", {}).get("key", "")).decode(errors="replace").strip()
+        return read_key(found)
 
     async def _children(self, namespace: str, name: str, spec: ModelDeploymentSpec | None) -> list[Object]:
         label = f"{names.LABEL_DEPLOYMENT}={name}"
@@ -170,8 +172,13 @@ class Observer:
                 continue
             child = read_child({"kind": "Secret"} | item, meta["name"], meta["uid"])
             if child.owner is Owner.OURS:
-                known.secrets.add(name)
                 known.keyring.read(item)
+                if name == names.key_secret(meta["name"]) and not read_key(item):
+                    log.warning(
+                        "%s/%s: Secret %s holds no key: it is written anew", meta["namespace"], meta["name"], name
+                    )
+                else:
+                    known.secrets.add(name)
             else:
                 known.keyring.forget(name)
                 strangers.append(replace(child, object={}))

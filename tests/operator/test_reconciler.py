@@ -12,10 +12,12 @@ from operator_cluster import manifest
 
 from sluice_operator import observe, offline
 from sluice_operator.accept import parse
-from sluice_operator.actions import Apply, WriteStatus
+from sluice_operator.actions import Apply, EnsureSecret, WriteStatus
+from sluice_operator.apply import Applier
 from sluice_operator.cluster import Forbidden
 from sluice_operator.connection import Connection
 from sluice_operator.handlers import Shell, WatchSilent
+from sluice_operator.keyring import Keyring, encode, read_key
 from sluice_operator.observe import Observer
 from sluice_operator.reconcile import Reconciler
 from sluice_operator.render.revision import StandardRenderer
@@ -209,3 +211,61 @@ async def test_a_dry_run_that_is_forbidden_or_cannot_be_rendered_holds_up_no_sta
         known = observe.Known("u", simulated.observe().memory, nobody)
         assert await observer._dry_run(simulated.observe(), spec, known) == ""
         assert cluster.offers == offers
+
+
+class Secrets:
+    """Secrets of one namespace, by name, with a resourceVersion that counts their lives."""
+
+    def __init__(self, uid: str) -> None:
+        self.there: dict[str, Any] = {}
+        self.owner = [{"apiVersion": "sluice.dev/v1alpha1", "kind": "ModelDeployment", "name": "m", "uid": uid}]
+
+    def put(self, name: str, **data: bytes) -> None:
+        version = str(
+            1 + int(self.there.get(name, {"metadata": {"resourceVersion": "0"}})["metadata"]["resourceVersion"])
+        )
+        owner = [reference | {"controller": True} for reference in self.owner]
+        meta = {"name": name, "uid": name, "resourceVersion": version, "ownerReferences": owner}
+        self.there[name] = {"kind": "Secret", "metadata": meta, "data": encode(data)}
+
+    async def find(self, path: str) -> Any:
+        return self.there.get(path.rpartition("/")[2])
+
+    async def create(self, item: Any) -> None:
+        assert item["metadata"]["name"] not in self.there
+        self.put(item["metadata"]["name"], key=read_key(item).encode())
+
+    async def replace(self, item: Any) -> None:
+        name = item["metadata"]["name"]
+        assert item["metadata"]["resourceVersion"] == self.there[name]["metadata"]["resourceVersion"]
+        self.put(name, key=read_key(item).encode())
+
+
+@pytest.mark.parametrize(
+    "damage", [{"key": b""}, {"key": b" \n"}, {"other": b"x"}, {"key": b"\xff\xfe"}, {"key": b"a\nb"}, None]
+)
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_key_that_is_lost_or_damaged_is_written_again_and_is_the_same_for_whoever_knew_it(
+    damage: Any, is_known: bool
+) -> None:
+    """An empty one stayed empty for ever, and status spoke of the network."""
+    cluster: Any = Secrets("u")
+    nobody: Any = None
+    observer = Observer(cluster, nobody, nobody, may_see_nodes=False)
+    observed = Simulated(manifest()).observe()
+    known = observe.Known("u", observed.memory, Keyring("ns", "m"))
+    meta = {"namespace": "ns", "name": "m", "uid": "u"}
+    cluster.put("m-key", key=b"good")
+    await observer._read_secrets(meta, known)
+    assert "m-key" in known.secrets
+    if is_known:
+        known.key = await observer._key({"metadata": meta})
+    known.secrets.clear()  # as every full listing does
+    cluster.there.clear() if damage is None else cluster.put("m-key", **damage)
+    await observer._read_secrets(meta, known)
+    assert "m-key" not in known.secrets  # so plan wants it made
+    await Applier(cluster, nobody, observed, known).obey(EnsureSecret("m-key"))
+    await observer._read_secrets(meta, known)
+    assert "m-key" in known.secrets
+    told = read_key(cluster.there["m-key"])
+    assert told == "good" if is_known else len(told) == 64
