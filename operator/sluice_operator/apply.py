@@ -24,13 +24,12 @@ from sluice_operator.cluster import (
     STRATEGIC,
     Cluster,
     Conflict,
-    Forbidden,
     Invalid,
     NotFound,
 )
 from sluice_operator.fleet import Fleet
 from sluice_operator.moments import rfc3339
-from sluice_operator.observe import OPTIONAL, Known
+from sluice_operator.observe import Known
 from sluice_operator.observed import Child, Observed
 from sluice_operator.render.children import OwnerRef
 from sluice_operator.rotation import BeginRotation, FinishRotation, IssueLeaf, MakeAuthority, SetTrust, Step
@@ -117,13 +116,6 @@ class Applier:
             except Conflict:
                 self.known.taken.add(key)
                 raise
-            except (NotFound, Forbidden) as error:
-                if item["kind"] not in OPTIONAL:
-                    raise
-                why = "may not make any" if isinstance(error, Forbidden) else "this cluster has no"
-                log.warning("%s/%s: %s %s", self.namespace, self.name, why, item["kind"])
-                self.known.absent.add(item["kind"])
-                return IDLE
             return DONE
         await self._own_fields(child)
         seen = {**item, "metadata": {**item["metadata"], "uid": child.uid}}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sluice_operator import rollout
 from sluice_operator.accept import Objection
-from sluice_operator.api.enums import ConditionStatus, ScalingMode
+from sluice_operator.api.enums import Allocation, ConditionStatus, ScalingMode
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.status import MAX_MESSAGE, Condition
 from sluice_operator.failing import why_not_ready
@@ -101,6 +101,11 @@ def _placed(found: Findings) -> Finding:
     placement = found.placement
     if placement is None:
         return Finding("Placed", UNKNOWN, Reason.NOT_ACCEPTED, tell(Reason.NOT_ACCEPTED))
+    why = found.observed.absent.get("ResourceClaimTemplate", "")
+    gpu = found.spec.accelerator.gpu if found.spec is not None else None
+    if why and gpu is not None and gpu.allocation is Allocation.RESOURCE_CLAIM:
+        told = tell(Reason.CLAIMS_UNAVAILABLE, f"{why[0].upper()}{why[1:]}.")
+        return Finding("Placed", FALSE, Reason.CLAIMS_UNAVAILABLE, told)
     if placement.status is UNKNOWN and _has_place(found):
         return Finding("Placed", TRUE, Reason.PLACED, "Pods of each role have found nodes.")
     return Finding("Placed", placement.status, placement.reason, placement.message)
@@ -235,6 +240,9 @@ def _degraded(found: Findings) -> Finding:
     recent = [t for text in found.incident_times if (t := seconds(text)) is not None and found.now - t < RECENT_S]
     if recent:
         return told(TRUE, Reason.RECENT_INCIDENTS, f"{len(recent)} of them.")
+    why = found.observed.absent.get("PodMonitor", "")
+    if why and found.spec is not None and found.spec.monitoring.pod_monitor:
+        return told(TRUE, Reason.MONITORING_UNAVAILABLE, f"{why[0].upper()}{why[1:]}.")
     return told(FALSE, Reason.HEALTHY)
 
 

@@ -40,8 +40,6 @@ _LISTED = (
     "Role",
     "RoleBinding",
 )
-# There only in some clusters; asked for when the spec needs them.
-OPTIONAL = frozenset({"ResourceClaimTemplate", "PodMonitor"})
 
 
 @dataclass
@@ -49,16 +47,16 @@ class Known:
     """Of one ModelDeployment, between its reconciles. Losing it costs requests, and caution; nothing else.
 
     `taken`: (kind, name) of what turned out to exist without our label. `secrets`: seen to be ours.
-    `absent`: kinds that cannot be had here. `checked`: what a dry run has accepted. `contact`: how its pods are
-    reached. `key`: the last good one that was read; a Secret that is lost or damaged gets it again, for pods keep the one
-    that they began with. `refused`: see Observed."""
+    `absent`: see Observed. `checked`: what a dry run has accepted. `contact`: how its pods are
+    reached. `key`: the last good one that was read; a Secret that is lost or damaged gets it again, for pods keep the
+    one that they began with. `refused`: see Observed."""
 
     uid: str
     memory: Memory
     keyring: Keyring
     taken: set[tuple[str, str]] = field(default_factory=set)
     secrets: set[str] = field(default_factory=set)
-    absent: set[str] = field(default_factory=set)
+    absent: dict[str, str] = field(default_factory=dict)
     checked: set[str] = field(default_factory=set)
     contact: Contact = field(default_factory=lambda: Contact("", ""))
     key: str = field(default="", repr=False)
@@ -77,7 +75,7 @@ class Observer:
         """`item`: the ModelDeployment, live. `spec` None: it could not be read. Raises ClusterError."""
         meta = item["metadata"]
         name, namespace, uid = meta["name"], meta["namespace"], meta["uid"]
-        found = await self._children(namespace, name, spec)
+        found = await self._children(namespace, name, spec, known)
         found += await self._taken(namespace, known)
         children = tuple(read_child(child, name, uid) for child in found if child["kind"] not in ("Pod", "ReplicaSet"))
         pods, addresses = _our_pods(found, children, uid)
@@ -104,6 +102,7 @@ class Observer:
             secrets=frozenset(known.secrets),
             certificates=known.keyring.seen(),
             refused=known.refused,
+            absent=dict(known.absent),
         )
         if spec is None:
             return seen
@@ -131,7 +130,9 @@ class Observer:
             return ""
         return read_key(found)
 
-    async def _children(self, namespace: str, name: str, spec: ModelDeploymentSpec | None) -> list[Object]:
+    async def _children(
+        self, namespace: str, name: str, spec: ModelDeploymentSpec | None, known: Known
+    ) -> list[Object]:
         label = f"{names.LABEL_DEPLOYMENT}={name}"
 
         async def listed(kind: str) -> list[Object]:
@@ -142,9 +143,15 @@ class Observer:
 
         async def tried(kind: str) -> list[Object]:
             try:
-                return await listed(kind)
-            except (NotFound, Forbidden):
+                there = await listed(kind)
+            except (NotFound, Forbidden) as error:
+                told = "the operator may not see any" if isinstance(error, Forbidden) else "this cluster has no"
+                if kind not in known.absent:
+                    log.warning("%s/%s: %s %s", namespace, name, told, kind)
+                known.absent[kind] = f"{told} {kind} ({KINDS[kind].api_version})"
                 return []
+            known.absent.pop(kind, None)
+            return there
 
         tasks = [listed(kind) for kind in _LISTED] + [tried(kind) for kind in _optional_kinds(spec)]
         return [item for part in await asyncio.gather(*tasks) for item in part]
@@ -230,6 +237,7 @@ class Observer:
 
 
 def _optional_kinds(spec: ModelDeploymentSpec | None) -> Iterable[str]:
+    """There only in some clusters; asked for when the spec needs them."""
     if spec is not None and spec.monitoring.pod_monitor:
         yield "PodMonitor"
     if spec is not None and spec.accelerator.gpu is not None:

@@ -228,7 +228,7 @@ class Observed:
     """`nodes` None: no right to see them. `secrets`: names of those that exist and are
     ours. `certificates`: what they hold. `dry_run`: what a server-side dry run
     of the children said against the template, empty if nothing. `refused`: what the API server did not take the last
-    time, and its words."""
+    time, and its words. `absent`: kinds that the spec needs and that cannot be had here, with the reason."""
 
     namespace: str
     name: str
@@ -246,6 +246,7 @@ class Observed:
     certificates: SeenCertificates = field(default_factory=SeenCertificates)
     dry_run: str = ""
     refused: str = ""
+    absent: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def ready_gateways(self) -> frozenset[str]:

@@ -26,6 +26,7 @@ class Reason(StrEnum):
     PLACED = "Placed"
     NODES_UNKNOWN = "NodesUnknown"
     NO_NODE_MATCHES = "NoNodeMatches"
+    CLAIMS_UNAVAILABLE = "ClaimsUnavailable"
     TENSOR_EXCEEDS_NODE = "TensorExceedsNode"
     DOMAIN_TOO_SMALL = "DomainTooSmall"
     UNSCHEDULABLE = "Unschedulable"
@@ -57,6 +58,7 @@ class Reason(StrEnum):
     PODS_QUARANTINED = "PodsQuarantined"
     RECENT_INCIDENTS = "RecentIncidents"
     BELOW_CAPACITY = "BelowCapacity"
+    MONITORING_UNAVAILABLE = "MonitoringUnavailable"
     # Ready
     READY = "Ready"
 
@@ -112,6 +114,11 @@ REASONS: Mapping[Reason, Entry] = {
         "Placed",
         "No node fulfils all requirements; status.placement.reasons counts them.",
         "Correct spec.accelerator or the template's selectors, or add nodes (`sluice plan --nodes` tries offline).",
+    ),
+    Reason.CLAIMS_UNAVAILABLE: Entry(
+        "Placed",
+        "allocation ResourceClaim needs ResourceClaimTemplates of resource.k8s.io/v1: Kubernetes 1.34 or later.",
+        "Set accelerator.gpu.allocation to DevicePlugin, or upgrade the cluster.",
     ),
     Reason.TENSOR_EXCEEDS_NODE: Entry(
         "Placed", "No matching node has as many GPUs as one engine has ranks.", "Lower parallelism.tensor."
@@ -198,6 +205,11 @@ REASONS: Mapping[Reason, Entry] = {
     ),
     Reason.BELOW_CAPACITY: Entry(
         "Degraded", "Fewer pairs serve than rollout.maxUnavailable allows.", "See PrefillReady and DecodeReady."
+    ),
+    Reason.MONITORING_UNAVAILABLE: Entry(
+        "Degraded",
+        "monitoring.podMonitor is true, and no PodMonitor can be made: nobody scrapes. Requests are answered.",
+        "Install the Prometheus operator's CRDs and the chart with podMonitor.allow=true, or set it to false.",
     ),
     Reason.READY: Entry("Ready", "Requests are answered."),
 }

@@ -88,7 +88,6 @@ class Reconciler:
                 for key in versions:
                     if key in self._known:
                         self._known[key].secrets.clear()
-                        self._known[key].absent.clear()
                         # Somebody may have replaced the key's Secret.
                         self._known[key].contact = replace(self._known[key].contact, key="")
                     # Not all at once.

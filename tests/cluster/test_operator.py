@@ -234,6 +234,8 @@ def test_a_kind_that_the_cluster_has_not_is_done_without(plane, operator, served
     served.until("Progressing", "True", "Complete")
     quiet_for(plane, operator.user, 5.0)
     assert "this cluster has no PodMonitor" in operator.text()
+    told = served.until("Degraded", "True", "MonitoringUnavailable")
+    assert "This cluster has no PodMonitor" in told["message"]
 
 
 def test_gateways_that_somebody_changes_are_put_back_and_what_is_added_is_left_in_peace(plane, operator, served):

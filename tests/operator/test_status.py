@@ -199,3 +199,31 @@ def test_pods_that_nobody_may_make_are_told_of_in_the_words_of_whoever_refuses(r
     assert "Correct what they name" in found.message
     # All pods are there: what was refused before is past.
     assert condition(replace(observed, workloads=workloads), kind).reason == "AllReady"
+
+
+@pytest.mark.parametrize(
+    ("changes", "absent", "kind", "status", "reason"),
+    [
+        ({"monitoring": {"podMonitor": True}}, "PodMonitor", "Degraded", "True", "MonitoringUnavailable"),
+        ({}, "PodMonitor", "Degraded", "False", "Healthy"),
+        (
+            {"accelerator": {"type": "GPU", "gpu": {"allocation": "ResourceClaim"}}},
+            "ResourceClaimTemplate",
+            "Placed",
+            "False",
+            "ClaimsUnavailable",
+        ),
+        ({"accelerator": {"type": "GPU", "gpu": {}}}, "ResourceClaimTemplate", "Placed", "True", "Placed"),
+    ],
+)
+def test_a_kind_that_the_spec_needs_and_the_cluster_has_not_is_told_of(changes, absent, kind, status, reason):
+    """Of a PodMonitor there was a line in the log; pods with claims waited without a word from us."""
+    cluster = Cluster(manifest(**changes))
+    cluster.run_until_quiet(2000)
+    seen = replace(cluster.observe(), absent={absent: f"this cluster has no {absent} (x/v1)"}, nodes=None)
+    told = plan(parse("m", cluster.spec), replace(seen, generation=9), cluster.now, cluster.renderer)
+    (written,) = [action.status for action in told if isinstance(action, WriteStatus)]
+    found = next(condition for condition in written.conditions if condition.type == kind)
+    assert (found.status.value, found.reason) == (status, reason)
+    assert reason in ("Healthy", "Placed") or f"This cluster has no {absent}" in found.message
+    assert (written.reason == "") is (reason != "ClaimsUnavailable")
