@@ -16,6 +16,7 @@ from sluice_operator.fleet import Fleet
 from sluice_operator.fleet_client import LiveFleet
 from sluice_operator.handlers import WatchSilent
 from sluice_operator.lease import Timing
+from sluice_operator.render.policies import HTTPS
 from sluice_operator.render.revision import StandardRenderer
 from sluice_operator.run import Operator, Options
 
@@ -28,12 +29,27 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--lease-namespace", default="", help="where the Lease is; default: the operator's own")
     parser.add_argument("--lease-name", default="sluice-operator", help="one for each release; its replicas share it")
     parser.add_argument("--nodes", action="store_true", help="look at nodes (needs the optional cluster role)")
+    parser.add_argument(
+        "--api-server-port",
+        type=_port,
+        action="append",
+        default=[],
+        help="NetworkPolicies let gateways go there; may be repeated; default: 443 and 6443",
+    )
     parser.add_argument("--resync-s", type=float, default=60.0, help="seconds from one full listing to the next")
     parser.add_argument("--probe-host", default="", help="default: every address, of IPv6 too")
     parser.add_argument("--probe-port", type=int, default=0, help="/livez and /status; 0: the system picks one")
     for name, default in (("duration", 20.0), ("deadline", 10.0), ("period", 2.0), ("call", 8.0)):
         parser.add_argument(f"--lease-{name}-s", type=float, default=default)
     return parser
+
+
+def _port(text: str) -> int:
+    """Raises ValueError."""
+    port = int(text)
+    if not 0 < port < 65536:
+        raise ValueError(text)
+    return port
 
 
 def main(argv: list[str] | None = None, fleet: Fleet | None = None) -> int:
@@ -47,7 +63,7 @@ def main(argv: list[str] | None = None, fleet: Fleet | None = None) -> int:
     except (ConnectionInvalid, ValueError) as error:
         print(f"sluice-operator: {error}", file=sys.stderr)
         return 2
-    renderer = StandardRenderer(args.control_image)
+    renderer = StandardRenderer(args.control_image, tuple(args.api_server_port) or HTTPS)
     try:
         asyncio.run(_run(connection, options, renderer, fleet or LiveFleet()))
     except WatchSilent as error:

@@ -110,13 +110,17 @@ def _templates(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
             yield Reason.TEMPLATE_INVALID, problem
 
 
-def _hub(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
-    """The schema's pattern knows no numbers."""
-    endpoint = spec.model.hub.endpoint if spec.model.hub is not None else None
-    _, colon, port = (endpoint or "").partition("://")[2].partition("/")[0].partition(":")
-    if colon and not 1 <= int(port) <= 65535:
-        problem = Problem("spec.model.hub.endpoint", f"has port {port}", "give a port of 1 to 65535, or none")
-        yield Reason.SPEC_INVALID, problem
+def _ports(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
+    """Of URLs: the schema's pattern knows no numbers."""
+    hub = spec.model.hub
+    urls = {
+        "spec.model.hub.endpoint": hub.endpoint if hub is not None else None,
+        "spec.monitoring.otlpEndpoint": spec.monitoring.otlp_endpoint,
+    }
+    for path, url in urls.items():
+        _, colon, port = (url or "").partition("://")[2].partition("/")[0].partition(":")
+        if colon and not 1 <= int(port) <= 65535:
+            yield Reason.SPEC_INVALID, Problem(path, f"has port {port}", "give a port of 1 to 65535, or none")
 
 
 def _names(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
@@ -147,7 +151,7 @@ def _names(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
             yield Reason.SPEC_INVALID, problem
 
 
-CHECKS: tuple[SpecCheck, ...] = (_name, _rules, _hub, _names, _tensor, _templates)
+CHECKS: tuple[SpecCheck, ...] = (_name, _rules, _ports, _names, _tensor, _templates)
 
 
 # -- templates --------------------------------------------------------------------------------------------------------

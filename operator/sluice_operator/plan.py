@@ -81,7 +81,7 @@ class _Plan:
         self.memory = replace(
             observed.memory, failing_since=failing_since(observed.pods, observed.memory.failing_since, now)
         )
-        self.standing = () if spec is None else standing(self.owner, spec)
+        self.standing = () if spec is None else standing(self.owner, spec, renderer.api_ports)
 
     def run(self, spec: ModelDeploymentSpec) -> tuple[Action, ...]:
         wanted = revision_hash(spec)

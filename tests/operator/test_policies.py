@@ -166,3 +166,24 @@ def test_the_evaluator_knows_peers_ports_and_blocks():
     assert not allows(ranged, two, one, 80, "UDP")
     with pytest.raises(ValueError, match="unknown members"):
         allows(ingress(fom=[]), two, one, 80, "TCP")
+
+
+def test_gateways_reach_the_api_server_where_the_operator_is_told_that_it_listens():
+    """On port 16443 no gateway found an engine: the chart's value was for the operator alone."""
+    told = spec()
+    ours, others = world(told)
+    assert StandardRenderer("control:1").api_ports == (443, 6443)
+    made = standing(OwnerRef("ns", "m", "u"), told, (16443,))
+    there = [item for item in made if item["kind"] == "NetworkPolicy"]
+    for port in (443, 6443, 16443):
+        assert allows(there, ours["gateway"], others["internet"], port, "TCP") is (port == 16443)
+        assert not allows(there, ours["decode"], others["internet"], port, "TCP")
+
+
+def test_only_who_sends_traces_reaches_the_collector():
+    plain, traced = spec(), spec(monitoring={"otlpEndpoint": "http://collector:4318/v1/traces"})
+    for told, is_open in ((plain, False), (traced, True)):
+        ours, others = world(told)
+        for role in ("prefill", "decode", "gateway"):
+            assert allows(policies(told), ours[role], others["internet"], 4318, "TCP") is is_open
+            assert not allows(policies(told), ours[role], others["internet"], 4317, "TCP")

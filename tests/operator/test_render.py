@@ -530,3 +530,17 @@ def test_init_containers_of_ours_ask_for_what_the_main_one_does_without_its_devi
     assert download["resources"] == by_name[ours]["resources"]
     bare = decode(model={"uri": "hf://o/n@v"}, accelerator=GPU)
     assert all("resources" not in c for c in bare["initContainers"])
+
+
+def test_traces_go_where_the_spec_says_from_engines_and_gateways_and_a_change_is_a_revision():
+    url = "http://collector.observability:4318/v1/traces"
+    plain, traced = spec(monitoring={"podMonitor": True}), spec(monitoring={"otlpEndpoint": url})
+    for role in ENGINE_ROLES:
+        assert msgspec.json.decode(spec_file(traced, role), type=EngineSpec).otlp == url
+        assert msgspec.json.decode(spec_file(plain, role), type=EngineSpec).otlp == ""
+    command = main(RENDERER.gateway("m", traced, "g1")["spec"])["command"]
+    told = gateway_main.parse_arguments(command[command.index("--") + 1 :])
+    assert told.otlp == url
+    assert "--otlp" not in main(RENDERER.gateway("m", plain, "g1")["spec"])["command"]
+    assert revision_hash(traced) != revision_hash(plain) == revision_hash(spec())
+    assert gateway_hash(traced, RENDERER) != gateway_hash(plain, RENDERER) == gateway_hash(spec(), RENDERER)

@@ -26,6 +26,7 @@ from sluice_operator.api.field import RawObject, Rule, api
 
 MAX_REPLICAS = 512
 _NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+_URL = r"^https?://[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?(/[A-Za-z0-9._-]+)*$"
 _LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 # What may stand in a path: it becomes part of command lines and mounts.
 _PATH = r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*"
@@ -53,7 +54,7 @@ class HubSpec:
         "Address of a mirror, as HF_ENDPOINT has it; absent: https://huggingface.co. The token goes there too.",
         None,
         max_size=255,
-        pattern=r"^https?://[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?(/[A-Za-z0-9._-]+)*$",
+        pattern=_URL,
     )
 
 
@@ -341,6 +342,13 @@ class QuarantineSpec:
 @dataclass(frozen=True, slots=True)
 class MonitoringSpec:
     pod_monitor: bool = api("Create a PodMonitor (needs the prometheus-operator's CRDs).", False)
+    otlp_endpoint: str | None = api(
+        "Where traces go, OTLP over HTTP: the whole URL, such as http://collector.observability:4318/v1/traces; absent:"
+        " none are made. Changing it replaces engines.",
+        None,
+        max_size=255,
+        pattern=_URL,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,5 +366,5 @@ class ModelDeploymentSpec:
     rollout: RolloutSpec = api("How revisions replace each other.", RolloutSpec)
     drain: DrainSpec = api("How pods end.", DrainSpec)
     quarantine: QuarantineSpec = api("Wedged pods that are kept.", QuarantineSpec)
-    monitoring: MonitoringSpec = api("Scraping.", MonitoringSpec)
+    monitoring: MonitoringSpec = api("Scraping and traces.", MonitoringSpec)
     paused: bool = api("Change nothing but status.", False)

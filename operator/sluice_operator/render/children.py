@@ -12,7 +12,7 @@ from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.names import ENGINE_ROLES, PodRole, Verdict
 from sluice_operator.render import ports
 from sluice_operator.render.engine import SPEC_FILE
-from sluice_operator.render.policies import network_policies
+from sluice_operator.render.policies import HTTPS, network_policies
 
 Object = dict[str, Any]
 # What plan deletes when it is ours and nobody wants it any more.
@@ -54,8 +54,8 @@ class OwnerRef:
         return told | {"ownerReferences": [reference]}
 
 
-def standing(owner: OwnerRef, spec: ModelDeploymentSpec) -> tuple[Object, ...]:
-    """What does not depend on a revision."""
+def standing(owner: OwnerRef, spec: ModelDeploymentSpec, api_ports: tuple[int, ...] = HTTPS) -> tuple[Object, ...]:
+    """What does not depend on a revision. `api_ports`: where the API server listens."""
     roles = tuple(PodRole)
     return (
         *(_account(owner, role) for role in (PodRole.GATEWAY, PodRole.PREFILL)),
@@ -65,7 +65,7 @@ def standing(owner: OwnerRef, spec: ModelDeploymentSpec) -> tuple[Object, ...]:
         *(_budget(owner, role) for role in roles),
         *(
             _object("networking.k8s.io/v1", "NetworkPolicy", owner.meta(name, labels), spec=policy)
-            for name, labels, policy in network_policies(owner.name, spec)
+            for name, labels, policy in network_policies(owner.name, spec, api_ports)
         ),
         *((_pod_monitor(owner),) if spec.monitoring.pod_monitor else ()),
     )

@@ -76,6 +76,7 @@ def engine_spec(spec: ModelDeploymentSpec, role: PodRole) -> EngineSpec:
         ports=PortSpec(ports.ENGINE, ports.SOURCE, ports.PROBE, f"{ports.TRANSFER_FIRST}-{ports.TRANSFER_LAST}"),
         health=health_spec(spec),
         drain_s=float(spec.drain.timeout_seconds),
+        otlp=spec.monitoring.otlp_endpoint or "",
         log=LogFormat.JSON,
     )
 

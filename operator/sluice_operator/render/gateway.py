@@ -69,6 +69,7 @@ def served_name(name: str, spec: ModelDeploymentSpec) -> str:
 
 def _container(name: str, spec: ModelDeploymentSpec, image: str, source: ModelSource) -> Object:
     keys = ("--api-keys-file", f"{API_KEYS}/keys") if spec.gateway.api_keys_secret else ()
+    traces = ("--otlp", spec.monitoring.otlp_endpoint) if spec.monitoring.otlp_endpoint else ()
     supervisor = (
         *("--name", "$(POD_NAME)", "--run-dir", RUN, "--health", _health(spec)),
         *("--probe-host", "$(POD_IP)", "--probe-port", str(ports.PROBE), "--stop-s", str(SHUTDOWN_S + STOP_SLACK_S)),
@@ -76,7 +77,7 @@ def _container(name: str, spec: ModelDeploymentSpec, image: str, source: ModelSo
     arguments = (
         *("--listen", f"*:{ports.HTTP}", "--model-name", served_name(name, spec), "--tokenizer", source.path),
         *("--discover", f"$(POD_NAMESPACE)/{_services(name)}", "--report-listen", f"$(POD_IP):{ports.CONTROL}"),
-        *("--key-file", f"{KEY}/key", "--tls-dir", TLS, *keys),
+        *("--key-file", f"{KEY}/key", "--tls-dir", TLS, *keys, *traces),
         *("--max-queued", str(spec.gateway.max_queued), "--shutdown-s", str(SHUTDOWN_S), "--log", "json"),
     )
     mounts: list[Object] = [

@@ -62,8 +62,13 @@ def hub_port(model: ModelSpec) -> int | None:
     """TCP port of the hub that pods download from; None: they download nothing."""
     if not model.uri.startswith("hf://"):
         return None
-    url = urlsplit((model.hub or HubSpec()).endpoint or "https://huggingface.co")
-    return url.port or DEFAULT_PORTS[url.scheme]
+    return port_of((model.hub or HubSpec()).endpoint or "https://huggingface.co")
+
+
+def port_of(url: str) -> int:
+    """TCP port of an http or https URL."""
+    parts = urlsplit(url)
+    return parts.port or DEFAULT_PORTS[parts.scheme]
 
 
 def _claim(rest: str) -> ModelSource:

@@ -13,7 +13,7 @@ from sluice_operator import names
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.names import PodRole
 from sluice_operator.render import ports
-from sluice_operator.render.model import hub_port
+from sluice_operator.render.model import hub_port, port_of
 
 Object = dict[str, Any]
 # Peers of a flow that are no role of the deployment.
@@ -48,17 +48,20 @@ FLOWS = (
     Flow(ANYBODY, PodRole.GATEWAY, ports.PROBE),
 )
 DNS = ({"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53})
+# Where API servers listen, unless the operator is told otherwise.
 HTTPS = (443, 6443)
 
 
-def network_policies(name: str, spec: ModelDeploymentSpec) -> Iterator[tuple[str, Mapping[str, str], Object]]:
-    """(name, labels, spec), one policy per role."""
+def network_policies(
+    name: str, spec: ModelDeploymentSpec, api_ports: tuple[int, ...] = HTTPS
+) -> Iterator[tuple[str, Mapping[str, str], Object]]:
+    """(name, labels, spec), one policy per role. `api_ports`: of the API server, which gateways watch."""
     for role in PodRole:
         policy = {
             "podSelector": {"matchLabels": names.selector(name, role)},
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [_ingress(name, flow) for flow in FLOWS if flow.role is role],
-            "egress": [*_egress(name, role), {"ports": list(DNS)}, *_outside(role, spec)],
+            "egress": [*_egress(name, role), {"ports": list(DNS)}, *_outside(role, spec, api_ports)],
         }
         yield names.role_name(name, role), names.role_labels(name, role), policy
 
@@ -76,11 +79,12 @@ def _egress(name: str, role: PodRole) -> list[Object]:
     ]
 
 
-def _outside(role: PodRole, spec: ModelDeploymentSpec) -> list[Object]:
-    """The API server has no selector, and neither has the Hugging Face hub."""
-    hub = hub_port(spec.model)
-    api = HTTPS if role is PodRole.GATEWAY else ()
-    told = [*api, *([hub] if hub is not None and hub not in api else [])]
+def _outside(role: PodRole, spec: ModelDeploymentSpec, api_ports: tuple[int, ...]) -> list[Object]:
+    """The API server has no selector, and neither has the Hugging Face hub or a collector of traces."""
+    hub, collector = hub_port(spec.model), spec.monitoring.otlp_endpoint
+    api = api_ports if role is PodRole.GATEWAY else ()
+    wanted = (*api, *([hub] if hub is not None else []), *([port_of(collector)] if collector else []))
+    told = list(dict.fromkeys(wanted))
     return [{"ports": [ports.tcp(port) for port in told]}] if told else []
 
 

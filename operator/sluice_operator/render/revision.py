@@ -18,6 +18,7 @@ from sluice_operator.api.value import to_json
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.render import engine, gateway
 from sluice_operator.render.affinity import claim_spec
+from sluice_operator.render.policies import HTTPS
 
 Object = dict[str, Any]
 HASH_CHARACTERS = 8
@@ -47,12 +48,17 @@ class Renderer(Protocol):
     def gateway_key(self) -> str:
         """Changes whenever gateways should be replaced for the operator's sake."""
 
+    @property
+    def api_ports(self) -> tuple[int, ...]:
+        """Where the API server listens: NetworkPolicies let gateways go there."""
+
 
 @dataclass(frozen=True, slots=True)
 class StandardRenderer:
     """`control_image`: operator and gateway are of one image."""
 
     control_image: str
+    api_ports: tuple[int, ...] = HTTPS
 
     def engine(self, name: str, spec: ModelDeploymentSpec, revision: str) -> Object:
         return {role.value: _engine_data(name, spec, role, revision) for role in ENGINE_ROLES}
@@ -73,13 +79,18 @@ def revision_hash(spec: ModelDeploymentSpec) -> str:
         decode=replace(spec.decode, replicas=DecodeSpec().replicas, scaling=DecodeSpec().scaling),
     )
     told = to_json(steady, defaults=False)
-    return _digest({name: told[name] for name in _ENGINE_FIELDS if name in told})
+    return _digest({name: told[name] for name in _ENGINE_FIELDS if name in told} | _traces(spec))
 
 
 def gateway_hash(spec: ModelDeploymentSpec, renderer: Renderer) -> str:
     steady = replace(spec.gateway, replicas=GatewaySpec().replicas, service=GatewaySpec().service)
     told = [to_json(part, defaults=False) for part in (spec.model, spec.image, spec.probes, steady)]
-    return _digest([*told, renderer.gateway_key()])
+    return _digest([*told, renderer.gateway_key(), *_traces(spec).values()])
+
+
+def _traces(spec: ModelDeploymentSpec) -> Object:
+    """The only part of monitoring that processes are told."""
+    return {"otlp": spec.monitoring.otlp_endpoint} if spec.monitoring.otlp_endpoint else {}
 
 
 def _digest(value: object) -> str:
