@@ -35,9 +35,9 @@ from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc, fleet_pb2, fleet_pb2
 CALL_S = 1.0
 # Of a pod that nobody asked for so long; it is gone, or its deployment is.
 UNUSED_S = 120.0
-# A channel with TLS takes 100 KiB. Of more than these, those that were used last stay, and the others are opened again
-# when their deployment is looked at.
-MAX_KEPT = 1000
+# A channel with TLS takes 100 to 200 KiB: 3,000 pods of 300 deployments, 100 MiB with so many kept, 180 with 1,000. Of
+# more, those that were used last stay, and the others are opened again when their deployment is looked at.
+MAX_KEPT = 500
 # One slow fleet must not take all the sockets there are.
 MAX_IN_FLIGHT = 128
 _CHANNEL_OPTIONS = [*OPTIONS, *RECONNECT]
