@@ -1,7 +1,7 @@
 """What a child writes to stderr, on its way through its supervisor: nobody waits for anybody's reader.
 
 The child's end of the pipe never blocks, so that a supervisor that is frozen cannot hold it up either: what does not
-fit is dropped, and counted by the child where it is Python's (`processes.drop_what_nobody_reads`). The supervisor
+fit is dropped, and counted by the child where it is Python's (`outlet.drop_what_nobody_reads`). The supervisor
 passes each line on to its own stderr, which waits for nobody (`outlet.py`).
 """
 

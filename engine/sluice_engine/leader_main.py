@@ -28,7 +28,8 @@ from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.leader import Leader
-from sluice_engine.processes import die_with_parent, drop_what_nobody_reads, say, settle_heap
+from sluice_engine.outlet import drop_what_nobody_reads
+from sluice_engine.processes import die_with_parent, say, settle_heap
 from sluice_engine.rank import LoadProgress, RankMessage
 from sluice_engine.rank_server import RankServer
 from sluice_engine.sequence import Mode, SequenceSpec

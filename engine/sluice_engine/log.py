@@ -40,10 +40,9 @@ class _Formatter(logging.Formatter):
         event = without_secrets(record.getMessage())  # a library may tell the URL it was given
         if record.exc_info:
             fields = fields | {"exception": self.formatException(record.exc_info)}
-        fields = values_without_secrets(fields)
         if self._as_json:
             return as_record(self._service, record.levelname.lower(), event, fields, at_s=record.created)
-        told = " ".join(f"{key}={_plain(value)}" for key, value in fields.items())
+        told = " ".join(f"{key}={_plain(value)}" for key, value in values_without_secrets(fields).items())
         level = "" if record.levelno <= logging.INFO else f" {record.levelname}"
         return f"{_utc(record.created)} {self._service}{level}: {event}{' ' if told else ''}{told}"
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
-import io
 import json
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import TextIO, cast
 
 PR_SET_PDEATHSIG = 1
 # `limit` of a child's stdout: the longest event, e.g. a death with its traceback.
@@ -37,50 +35,6 @@ def die_with_parent(parent: int, sig: signal.Signals = signal.SIGKILL) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         os._exit(1)
-
-
-class DroppingStream(io.RawIOBase):
-    """Writes to a descriptor that does not block. What it does not take is lost; the next write that comes through is
-    preceded by a line that says how many were. Never raises OSError."""
-
-    def __init__(self, fd: int) -> None:
-        super().__init__()
-        self._fd = fd
-        self._dropped = 0
-        self._is_cut = False
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def write(self, data: object) -> int:
-        kept = bytes(data)  # type: ignore[call-overload]
-        if self._dropped:
-            note = json.dumps({"event": "dropped", "writes": self._dropped, "pid": os.getpid()}).encode() + b"\n"
-            if self._put(b"\n" * self._is_cut + note) == 0:
-                self._dropped += 1
-                return len(kept)
-            self._dropped, self._is_cut = 0, False
-        taken = self._put(kept)
-        if taken < len(kept):
-            self._dropped += 1
-            self._is_cut = taken > 0
-        return len(kept)
-
-    def _put(self, data: bytes) -> int:
-        try:
-            return os.write(self._fd, data)
-        except OSError:
-            return 0
-
-
-def drop_what_nobody_reads() -> None:
-    """Of a supervised process, at its beginning: where stderr does not block, `sys.stderr` never raises for it."""
-    if not os.get_blocking(2):
-        stream = cast(io.BufferedIOBase, DroppingStream(2))
-        sys.stderr = cast(TextIO, io.TextIOWrapper(stream, errors="backslashreplace", line_buffering=True))
 
 
 def settle_heap() -> None:

@@ -20,8 +20,9 @@ from sluice_engine.health.layout import Field, Phase
 from sluice_engine.health.recorder import Row, rows_of
 from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.mirror import RecordMirror
+from sluice_engine.outlet import drop_what_nobody_reads
 from sluice_engine.pool import Pools, map_pools
-from sluice_engine.processes import die_with_parent, drop_what_nobody_reads, settle_heap
+from sluice_engine.processes import die_with_parent, settle_heap
 from sluice_engine.scripted import Script, ScriptedModel
 from sluice_engine.spec import EngineSpec, ResolvedEngine, load_spec, resolve
 from sluice_engine.step import Batch, BatchModel, SampledRow, StepDivergence, StepResult

@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sluice_engine.health.stacks import answer_with_stacks
-from sluice_engine.processes import die_with_parent, drop_what_nobody_reads, say
+from sluice_engine.outlet import drop_what_nobody_reads
+from sluice_engine.processes import die_with_parent, say
 from sluice_engine.rank import serve
 from sluice_engine.spec import load_spec
 from sluice_engine.zygote_link import PING

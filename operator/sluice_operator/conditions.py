@@ -71,6 +71,10 @@ def conditions(found: Findings) -> tuple[Finding, ...]:
     return (*links, _progressing(found), _degraded(found), _ready(found, links))
 
 
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
+
+
 def first_broken(findings: Iterable[Finding]) -> Finding | None:
     links = {finding.type: finding for finding in findings}
     return next((links[name] for name in CHAIN if links[name].status is not TRUE), None)
@@ -104,8 +108,7 @@ def _placed(found: Findings) -> Finding:
     why = found.observed.absent.get("ResourceClaimTemplate", "")
     gpu = found.spec.accelerator.gpu if found.spec is not None else None
     if why and gpu is not None and gpu.allocation is Allocation.RESOURCE_CLAIM:
-        told = tell(Reason.CLAIMS_UNAVAILABLE, f"{why[0].upper()}{why[1:]}.")
-        return Finding("Placed", FALSE, Reason.CLAIMS_UNAVAILABLE, told)
+        return Finding("Placed", FALSE, Reason.CLAIMS_UNAVAILABLE, tell(Reason.CLAIMS_UNAVAILABLE, _sentence(why)))
     if placement.status is UNKNOWN and _has_place(found):
         return Finding("Placed", TRUE, Reason.PLACED, "Pods of each role have found nodes.")
     return Finding("Placed", placement.status, placement.reason, placement.message)
@@ -242,7 +245,7 @@ def _degraded(found: Findings) -> Finding:
         return told(TRUE, Reason.RECENT_INCIDENTS, f"{len(recent)} of them.")
     why = found.observed.absent.get("PodMonitor", "")
     if why and found.spec is not None and found.spec.monitoring.pod_monitor:
-        return told(TRUE, Reason.MONITORING_UNAVAILABLE, f"{why[0].upper()}{why[1:]}.")
+        return told(TRUE, Reason.MONITORING_UNAVAILABLE, _sentence(why))
     return told(FALSE, Reason.HEALTHY)
 
 

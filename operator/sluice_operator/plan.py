@@ -51,7 +51,7 @@ from sluice_operator.render.children import (
 from sluice_operator.render.revision import Renderer, gateway_hash, revision_hash, role_data
 from sluice_operator.rollout import Group, Grow, RolloutView, Shrink, Target
 from sluice_operator.rotation import Lives, rotate
-from sluice_operator.status import Scaled, all_incidents, build, is_load_only, must_write
+from sluice_operator.status import Scaled, all_incidents, build, is_load_only, must_write, without_strangers
 
 Object = Mapping[str, Any]
 LIVES = Lives()
@@ -82,6 +82,7 @@ class _Plan:
             observed.memory, failing_since=failing_since(observed.pods, observed.memory.failing_since, now)
         )
         self.standing = () if spec is None else standing(self.owner, spec, renderer.api_ports)
+        self.gateways = "" if spec is None else gateway_hash(spec, renderer)
 
     def run(self, spec: ModelDeploymentSpec) -> tuple[Action, ...]:
         wanted = revision_hash(spec)
@@ -205,7 +206,7 @@ class _Plan:
             spec=spec,
             wanted={**view.wanted, PodRole.GATEWAY: spec.gateway.replicas},
             target=target.revision,
-            gateways=gateway_hash(spec, self.renderer),
+            gateways=self.gateways,
             placement=place(spec, self.observed.nodes, self.observed.pods),
             view=view,
             held=target.failed,
@@ -244,11 +245,10 @@ class _Plan:
     def _gateway(self, spec: ModelDeploymentSpec) -> Iterable[Action]:
         """Its template is applied anew when its hash is another, or when somebody else has changed what runs in it; its
         Deployment rolls by itself. Those of engines would not: see docs/kubernetes.md."""
-        revision = gateway_hash(spec, self.renderer)
         there = next((w for w in self.observed.workloads if w.role is PodRole.GATEWAY), None)
-        template = self.renderer.gateway(self.owner.name, spec, revision)
-        if there is None or there.revision != revision or self._runs_other(there.name, template):
-            yield Apply(gateway_deployment(self.owner, spec.gateway.replicas, revision, template))
+        template = self.renderer.gateway(self.owner.name, spec, self.gateways)
+        if there is None or there.revision != self.gateways or self._runs_other(there.name, template):
+            yield Apply(gateway_deployment(self.owner, spec.gateway.replicas, self.gateways, template))
         elif there.replicas != spec.gateway.replicas:
             yield _scale(there, spec.gateway.replicas)
 
@@ -366,7 +366,8 @@ class _Plan:
                 yield Tell(f"Engine{incident.reason}", text, f"incident-{incident.id}", warning=True)
 
     def _told(self, found: Findings, scaled: Scaled | None) -> Iterable[Action]:
-        new, old = build(found, url_of(self.owner), scaled), self.observed.status
+        new = build(found, url_of(self.owner), scaled)
+        old = without_strangers(self.observed.status, new)
         memory = self.memory
         if must_write(old, new, memory, self.now):
             if is_load_only(old, new):

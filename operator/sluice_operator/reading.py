@@ -45,7 +45,7 @@ def read_workload(item: Object) -> Workload | None:
         return None
     revision = str(_object(meta.get("labels")).get(names.LABEL_REVISION, ""))
     replicas = _object(item.get("spec")).get("replicas", 1)
-    version, failed = str(meta["resourceVersion"]), _condition(item, "ReplicaFailure")
+    version, failed = str(meta["resourceVersion"]), _conditions(item).get("ReplicaFailure", {})
     refused = str(failed.get("message") or failed.get("reason") or "") if failed.get("status") == "True" else ""
     return Workload(str(meta["name"]), role, revision, int(replicas), str(meta["uid"]), version, refused)
 
@@ -73,13 +73,14 @@ def read_pod(item: Object) -> Pod | None:
     if role is None:
         return None
     labels = _object(meta.get("labels"))
-    conditions = {str(c.get("type")): c for c in _list(status.get("conditions"))}
+    conditions = _conditions(item)
     main = _container(_list(status.get("containerStatuses")))
     init = _init_in_work(_list(status.get("initContainerStatuses")), _sidecars(spec))
     at_work = main if init is None else init
     waiting = _object(_object(at_work.get("state")).get("waiting"))
-    scheduled = conditions.get("PodScheduled", {})
-    ready, gate, placed = (_object(conditions.get(n)) for n in ("Ready", names.READINESS_GATE, "PodScheduled"))
+    kinds = ("Ready", names.READINESS_GATE, "PodScheduled", "Initialized")
+    ready, gate, placed, initialized = (conditions.get(kind, {}) for kind in kinds)
+    initialized_at = max(_true_since(placed), _true_since(initialized))
     return Pod(
         name=str(meta["name"]),
         uid=str(meta["uid"]),
@@ -93,8 +94,8 @@ def read_pod(item: Object) -> Pod | None:
         serving={"True": True, "False": False}.get(str(gate.get("status"))),
         serving_changed_at=_moment(gate.get("lastTransitionTime")),
         node=str(spec.get("nodeName", "")),
-        scheduled_at=_true_since(scheduled),
-        initialized_at=(initialized_at := max(_true_since(scheduled), _true_since(conditions.get("Initialized", {})))),
+        scheduled_at=_true_since(placed),
+        initialized_at=initialized_at,
         starting_at=max(initialized_at, _last_change(main)),
         init_container="" if init is None else str(init.get("name", "")),
         unschedulable=str(placed.get("message", "")) if placed.get("status") == "False" else "",
@@ -141,10 +142,9 @@ def _true_since(condition: Object) -> float:
 
 def _last_life_s(container: Object) -> float | None:
     ended = [_object(_object(container.get(part)).get("terminated")) for part in ("state", "lastState")]
-    begun, finished = next(
-        ((_moment(e.get("startedAt")), _moment(e.get("finishedAt"))) for e in ended if e), (0.0, 0.0)
-    )
-    return max(0.0, finished - begun) if begun else None
+    last: Object = next((life for life in ended if life), {})
+    begun = _moment(last.get("startedAt"))
+    return max(0.0, _moment(last.get("finishedAt")) - begun) if begun else None
 
 
 def _count(value: object) -> int:
@@ -166,9 +166,10 @@ def _container(statuses: list[Object]) -> Object:
     return next((s for s in statuses if s.get("name") == names.MAIN_CONTAINER), {})
 
 
-def _condition(item: Object, kind: str) -> Object:
+def _conditions(item: Object) -> Mapping[str, Object]:
+    """By type."""
     told = _list(_object(item.get("status")).get("conditions"))
-    return next((condition for condition in told if condition.get("type") == kind), {})
+    return {str(condition.get("type")): condition for condition in told}
 
 
 def _role(meta: Object) -> PodRole | None:

@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from sluice_operator.api.crd import KIND
 from sluice_operator.api.enums import ScalingMode
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.apply import Applier
-from sluice_operator.cluster import KINDS, Cluster, ClusterError, Forbidden, Invalid, Refused
+from sluice_operator.cluster import KINDS, Cluster, ClusterError, Forbidden, Invalid
 from sluice_operator.fleet import Fleet
 from sluice_operator.keyring import Keyring
 from sluice_operator.observe import Known, Observer
@@ -31,6 +31,8 @@ WORKERS = 8
 BUSY_S, SCALING_S, UNREADY_S, QUIET_S = 2.0, 5.0, 10.0, 60.0
 # All that one look waits for is bounded by itself. Should anything not be, its ModelDeployment would wait for ever.
 RECONCILE_S = 120.0
+# What only tells: it is done also after a refusal, for the rest may build on what was refused.
+TELLS = WriteStatus | Tell | Remember
 Compare = Callable[[Mapping[Key, int], Collection[str]], None]
 """Versions of the ModelDeployments that are listed, and the namespaces that could be."""
 log = logging.getLogger(__name__)
@@ -114,26 +116,27 @@ class Reconciler:
             except TimeoutError:
                 # What it has done stays done, and the next look goes on from there. The trace says where it stood.
                 log.exception("%s/%s: a reconcile that takes longer than %.0f s is cut off", *key, self.bound_s)
-                self.counts.failures["Stuck"] += 1
-                self.work.failed(key)
+                self._failed(key, "Stuck")
             except ClusterError as error:
                 log.warning("%s/%s: %s", *key, error)
-                self.counts.failures[type(error).__name__] += 1
-                self.work.failed(key)
+                self._failed(key, type(error).__name__)
             except (Exception, asyncio.CancelledError) as error:
                 if isinstance(error, asyncio.CancelledError) and _is_being_ended():
                     raise
                 # One ModelDeployment that nobody can make sense of must not stop the others; it is counted and told.
                 # Nor must a library's cancelled future, which would end this worker without a word and keep its key.
                 log.exception("%s/%s", *key)
-                self.counts.failures["Defect"] += 1
-                self.work.failed(key)
+                self._failed(key, "Defect")
             else:
                 self.work.done(key, again_s)
             self.counts.reconciles += 1
             took_s = time.monotonic() - began
             self.counts.took_s += took_s
             self.counts.slowest_s = max(self.counts.slowest_s, took_s)
+
+    def _failed(self, key: Key, reason: str) -> None:
+        self.counts.failures[reason] += 1
+        self.work.failed(key)
 
     async def reconcile(self, key: Key) -> float | None:
         """Seconds to the next look; None: it is gone. Raises ClusterError."""
@@ -149,17 +152,27 @@ class Reconciler:
         parsed = parse(name, item.get("spec"))
         spec = parsed if isinstance(parsed, ModelDeploymentSpec) else None
         observed = await self.observer.observe(item, spec, known)
-        moved = False
+        moved = await self._carry_out(self._planned(parsed, observed), observed, known)
+        if known.refused:  # no longer: status has to hear of it
+            known.refused, moved = "", True
+        if moved:
+            return BUSY_S
+        if spec is not None and spec.decode.scaling.mode is ScalingMode.AUTO:
+            return SCALING_S
+        # What it waits for may be something that nobody watches: a node, a stranger's object that goes.
+        return UNREADY_S if observed.status.reason else QUIET_S
+
+    async def _carry_out(self, actions: Iterable[Action], observed: Observed, known: Known) -> bool:
+        """Whether anything has changed. Raises ClusterError; a refusal once all that tells is done, and it is noted."""
         applier = Applier(self.cluster, self.fleet, observed, known)
-        refused: Refused | None = None
-        for action in self._planned(parsed, observed):
-            # After a refusal, only what is told: the rest may build on what was refused.
-            if refused is not None and not isinstance(action, WriteStatus | Tell | Remember):
+        moved, refused = False, None
+        for action in actions:
+            if refused is not None and not isinstance(action, TELLS):
                 continue
             try:
                 outcome = await applier.obey(action)
             except (Forbidden, Invalid) as error:
-                if refused is not None or isinstance(action, WriteStatus | Tell | Remember):
+                if isinstance(action, TELLS):
                     raise
                 refused = error
                 known.refused = f"{action}: {error}"
@@ -170,14 +183,7 @@ class Reconciler:
                 break
         if refused is not None:
             raise refused
-        if known.refused:  # no longer: status has to hear of it
-            known.refused, moved = "", True
-        if moved:
-            return BUSY_S
-        if spec is not None and spec.decode.scaling.mode is ScalingMode.AUTO:
-            return SCALING_S
-        # What it waits for may be something that nobody watches: a node, a stranger's object that goes.
-        return UNREADY_S if observed.status.reason else QUIET_S
+        return moved
 
     def _planned(self, parsed: Parsed, observed: Observed) -> tuple[Action, ...]:
         """A spec over which we fail is told of as one that is refused: silence would help nobody."""

@@ -72,8 +72,7 @@ def kv_percent(observed: Observed) -> int:
 
 
 def must_write(old: ModelDeploymentStatus, new: ModelDeploymentStatus, memory: Memory, now: float) -> bool:
-    """Load alone is no news within LOAD_PERIOD_S of the last time, and what others write beside us never is."""
-    old = without_strangers(old, new)
+    """Load alone is no news within LOAD_PERIOD_S of the last time. `old`: see `without_strangers`."""
     if old == new:
         return False
     if _without_load(old) != _without_load(new):
@@ -82,13 +81,12 @@ def must_write(old: ModelDeploymentStatus, new: ModelDeploymentStatus, memory: M
 
 
 def without_strangers(old: ModelDeploymentStatus, new: ModelDeploymentStatus) -> ModelDeploymentStatus:
-    """Conditions of types that are not ours stay where they are: applying ours does not touch them."""
+    """What others write beside us is no news: applying ours leaves conditions of other types where they are."""
     ours = {condition.type for condition in new.conditions}
     return replace(old, conditions=tuple(condition for condition in old.conditions if condition.type in ours))
 
 
 def is_load_only(old: ModelDeploymentStatus, new: ModelDeploymentStatus) -> bool:
-    old = without_strangers(old, new)
     return old != new and _without_load(old) == _without_load(new)
 
 

@@ -27,7 +27,7 @@ os.write(2, b'{"event": "already a record"}\\n' + b'the last, cut')
 """
 FLOOD = """
 import sys
-from sluice_engine.processes import drop_what_nobody_reads
+from sluice_engine.outlet import drop_what_nobody_reads
 drop_what_nobody_reads()
 for number in range(40_000):
     print("x" * 99, file=sys.stderr)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -40,22 +41,27 @@ class Cluster:
             await asyncio.get_running_loop().create_future()
 
 
+@contextlib.asynccontextmanager
+async def running(reconciler: Reconciler) -> AsyncIterator[None]:
+    working = asyncio.create_task(reconciler.run())
+    try:
+        yield
+    finally:
+        working.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
+
+
 async def test_a_look_that_never_ends_is_cut_off_counted_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     cluster: Any = Cluster()
     nobody: Any = None
     work = Work(asyncio.get_running_loop().time)
     reconciler = Reconciler(cluster, nobody, nobody, nobody, work, bound_s=0.1)
-    working = asyncio.create_task(reconciler.run())
-    try:
+    async with running(reconciler), asyncio.timeout(30):
         work.add(HUNG, 0)
-        async with asyncio.timeout(30):
-            while reconciler.counts.failures["Stuck"] < 2:
-                work.add(WELL, 0)
-                await asyncio.sleep(0.02)
-    finally:
-        working.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await working
+        while reconciler.counts.failures["Stuck"] < 2:
+            work.add(WELL, 0)
+            await asyncio.sleep(0.02)
     assert cluster.asked.count("hung") >= 2
     assert cluster.asked.count("well") > 5
     assert set(reconciler.counts.failures) == {"Stuck"}
@@ -79,14 +85,9 @@ async def test_a_cancelled_future_of_a_library_ends_no_worker(monkeypatch: pytes
     nobody: Any = None
     work = Work(asyncio.get_running_loop().time)
     reconciler = Reconciler(cluster, nobody, nobody, nobody, work)
-    working = asyncio.create_task(reconciler.run())
-    try:
+    async with running(reconciler):
         work.add(WELL, 0)
         await asyncio.wait_for(again.wait(), 30)
-    finally:
-        working.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await working
     assert reconciler.counts.failures["Defect"] >= 1
 
 

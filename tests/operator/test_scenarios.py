@@ -24,6 +24,15 @@ def served(prefill=2, decode=2, **rest):
     return cluster
 
 
+def taken_back():
+    """One whose rollout to B has failed."""
+    cluster = served()
+    cluster.bad.add("B")
+    cluster.change(image=with_tag("B"))
+    cluster.run_until_quiet(3000)
+    return cluster
+
+
 def pods_of(cluster, role, tag=None):
     return [
         p
@@ -56,10 +65,7 @@ def test_a_change_of_the_gateways_that_fails_is_told_and_is_not_complete():
 @pytest.mark.slow
 def test_a_revision_that_was_taken_back_is_tried_again_when_its_mark_is_taken_away():
     """What its message says of a cause that lay outside of the spec."""
-    cluster = served()
-    cluster.bad.add("B")
-    cluster.change(image=with_tag("B"))
-    cluster.run_until_quiet(3000)
+    cluster = taken_back()
     assert cluster.condition("Progressing").reason == "RolledBack"
     assert "kubectl label controllerrevision NAME-REVISION sluice.dev/verdict-" in cluster.condition("Ready").message
     cluster.bad.clear()
@@ -85,10 +91,7 @@ def test_the_first_broken_link_is_the_reason():
 
 @pytest.mark.slow
 def test_a_rollout_that_fails_is_taken_back_and_held_until_the_spec_changes():
-    cluster = served()
-    cluster.bad.add("B")
-    cluster.change(image=with_tag("B"))
-    cluster.run_until_quiet(3000)
+    cluster = taken_back()
     assert cluster.engines() == {("prefill", "A"): 2, ("decode", "A"): 2}
     assert pods_of(cluster, PodRole.DECODE, "B") == []
     progressing = cluster.condition("Progressing")
@@ -115,10 +118,7 @@ def test_a_hold_outlives_an_operator_that_forgets_everything():
 
 
 def test_a_failed_revision_may_be_tried_again_after_another():
-    cluster = served()
-    cluster.bad.add("B")
-    cluster.change(image=with_tag("B"))
-    cluster.run_until_quiet(3000)
+    cluster = taken_back()
     cluster.change(image=with_tag("A"))
     cluster.run_until_quiet(3000)
     assert cluster.condition("Ready").status is TRUE
@@ -129,10 +129,7 @@ def test_a_failed_revision_may_be_tried_again_after_another():
 
 
 def test_a_failed_revision_that_is_still_there_is_tried_again_too():
-    cluster = served()
-    cluster.bad.add("B")
-    cluster.change(image=with_tag("B"))
-    cluster.run_until_quiet(3000)
+    cluster = taken_back()
     cluster.bad.clear()
     cluster.change(image=with_tag("A"))
     cluster.step()

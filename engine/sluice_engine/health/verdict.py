@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from sluice_engine.health.layout import Phase, State
-from sluice_engine.health.reading import Reading, RowReading, Thread, expected_ns
+from sluice_engine.health.reading import WAIT_FOR_STEPS, Reading, RowReading, Thread, expected_ns
 from sluice_engine.health.watched import Reason, Watched
 
 
@@ -196,38 +196,21 @@ def _frozen_work(before: Reading, after: Reading, budgets: Budgets, watched: Seq
             continue
         age = after.at_s - old.progressed_s
         budget = budgets.of(max(old.progressed_expected_ns, expected_ns(row, after.rows)))
-        if thread.name in _EXCUSES and _EXCUSES[thread.name](before, after, budgets.slow * budget):
+        if _is_excused(thread.name, before, after, budgets.slow * budget):
             continue
         yield from _judge(age, budget, budgets.slow, _reason_of_stalled(thread, row, after), row)
 
 
-def _loop_stands(before: Reading, after: Reading, seconds: float) -> bool:
-    """Whether no step comes to its end, or none is made, or the loop, which says who waits, does not turn: then nobody
-    is passed over."""
-    return _is_silent(before, after, seconds) or _has_no_progress(before, after, seconds)
-
-
-def _step_stands(before: Reading, after: Reading, seconds: float) -> bool:
-    """Whether the step in hand is what everybody waits for, or the loop does not turn: then nobody starves."""
-    row = after.rows.get("leader.loop")
-    under_way = row is not None and row.progress < row.step
-    return _is_silent(before, after, seconds) or (under_way and _has_no_progress(before, after, seconds))
-
-
-def _is_silent(before: Reading, after: Reading, seconds: float) -> bool:
+def _is_excused(name: str, before: Reading, after: Reading, seconds: float) -> bool:
+    """Whether who waits by that row waits for the leader's loop, which says who does: it does not turn; or the step in
+    hand stands; or, for those that run, no step is made."""
     old, row = before.rows.get("leader.loop"), after.rows.get("leader.loop")
-    return old is not None and row is not None and old.ticks == row.ticks and after.at_s - old.ticked_s > seconds
-
-
-def _has_no_progress(before: Reading, after: Reading, seconds: float) -> bool:
-    old, row = before.rows.get("leader.loop"), after.rows.get("leader.loop")
-    if old is None or row is None or not (old.pending and row.pending and old.progress == row.progress):
+    if name not in WAIT_FOR_STEPS or old is None or row is None:
         return False
-    return after.at_s - old.progressed_s > seconds
-
-
-# Whose waiting is the loop's fault while the loop itself stands.
-_EXCUSES = {"leader.queue": _step_stands, "leader.running": _loop_stands}
+    is_silent = old.ticks == row.ticks and after.at_s - old.ticked_s > seconds
+    has_moved = not (old.pending and row.pending and old.progress == row.progress)
+    stands = not has_moved and after.at_s - old.progressed_s > seconds
+    return is_silent or (stands and (name == "leader.running" or row.progress < row.step))
 
 
 def _reason_of_stalled(thread: Watched, row: RowReading, after: Reading) -> tuple[str, str]:

@@ -24,8 +24,8 @@ import msgspec
 from sluice_engine import hooks
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.stacks import answer_with_stacks
+from sluice_engine.outlet import drop_what_nobody_reads
 from sluice_engine.pool import map_pools
-from sluice_engine.processes import drop_what_nobody_reads
 from sluice_engine.transfer.errors import TransferUnavailable
 from sluice_engine.transfer.lane import measure_lane
 from sluice_engine.transfer.marks import SidecarMarks

@@ -101,12 +101,9 @@ def with_init_resources(pod: Object) -> Object:
     container; and a pod is counted by the larger of the two, so this makes none larger."""
     main = next(container for container in pod["containers"] if container["name"] == MAIN_CONTAINER)
     told = main.get("resources") or {}
-    shares = {
-        part: {name: told[part][name] for name in _SHARED if name in told[part]}
-        for part in ("requests", "limits")
-        if told.get(part)
-    }
-    like = {part: amounts for part, amounts in shares.items() if amounts}
+    asked = {part: told.get(part) or {} for part in ("requests", "limits")}
+    shared = {part: {name: amounts[name] for name in _SHARED if name in amounts} for part, amounts in asked.items()}
+    like = {part: amounts for part, amounts in shared.items() if amounts}
     if not like or "initContainers" not in pod:
         return pod
     ours = (DOWNLOAD, TOKENIZER)

@@ -18,7 +18,8 @@ from sluice_engine.errors import SpecError
 from sluice_engine.health.recorder import Recorder, RecorderError
 from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.log import LogFormat
-from sluice_engine.processes import die_with_parent, drop_what_nobody_reads, settle_heap
+from sluice_engine.outlet import drop_what_nobody_reads
+from sluice_engine.processes import die_with_parent, settle_heap
 from sluice_engine.tls.identity import IdentityInvalid
 from sluice_engine.tls.keeper import IdentityKeeper
 from sluice_engine.tls.peers import Peer

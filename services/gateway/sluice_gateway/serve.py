@@ -115,8 +115,9 @@ def listen(address: str) -> socket.socket:
     host, port = split(address)
     both = host == EVERY_HOST and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
-    at = ("" if both else "0.0.0.0" if host == EVERY_HOST else host, int(port))
-    sock = socket.create_server(at, family=family, backlog=2048, dualstack_ipv6=both)
+    sock = socket.create_server(
+        ("" if host == EVERY_HOST else host, int(port)), family=family, backlog=2048, dualstack_ipv6=both
+    )
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setblocking(False)
     return sock

@@ -57,20 +57,24 @@ class DirectoryFaults:
         return changed(known.order, data, last)
 
     def holds(self, point: str) -> bool:
-        known = self._due(point)
-        if known is None or known.order.action not in (Action.HOLD, Action.PASS):
-            return False
-        acknowledge(self._directory, point, threading.get_native_id())
-        return known.order.action is Action.HOLD
+        return self._holder(point) is not None
 
     def holds_one(self, point: str, which: int) -> bool:
-        """The first that meets the order is the one."""
+        """The first that is held is the one."""
+        known = self._holder(point)
+        if known is None:
+            return False
+        if known.which is None:
+            known.which = which
+        return which == known.which
+
+    def _holder(self, point: str) -> _Known | None:
+        """The order that holds back whoever is there."""
         known = self._due(point)
         if known is None or known.order.action not in (Action.HOLD, Action.PASS):
-            return False
-        known.which = which if known.which is None else known.which
+            return None
         acknowledge(self._directory, point, threading.get_native_id())
-        return known.order.action is Action.HOLD and which == known.which
+        return known if known.order.action is Action.HOLD else None
 
     def _due(self, point: str) -> _Known | None:
         """The order that acts now, counted as acting."""
