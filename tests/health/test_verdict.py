@@ -155,6 +155,8 @@ STALLED = [
     ({"leader.hicache": {"pending": 2}}, ["leader.hicache"], Reason.TIER_STUCK, "leader.hicache"),
     ({"leader.accept": {"pending": 2}}, ["leader.accept"], Reason.NOT_ACCEPTING, "leader.accept"),
     ({"gateway.accept": {"pending": 2}}, ["gateway.accept"], Reason.NOT_ACCEPTING, "gateway.accept"),
+    ({"leader.grpc": {"pending": 1}}, ["leader.grpc"], Reason.RPC_FROZEN, "leader.grpc"),
+    ({"gateway.grpc": {"pending": 1}}, ["gateway.grpc"], Reason.RPC_FROZEN, "gateway.grpc"),
     ({"leader.queue": {"pending": 2}}, ["leader.queue"], Reason.QUEUE_STARVED, "leader.queue"),
     ({"leader.running": {"pending": 1}}, ["leader.running"], Reason.QUEUE_STARVED, "leader.running"),
     ({"leader.lease": {"pending": 1}}, ["leader.lease"], Reason.LEASE_THREAD_DEAD, "leader.lease"),
@@ -204,15 +206,31 @@ def test_who_is_passed_over_by_nobody_but_a_loop_that_makes_no_step_is_not_to_bl
     assert wedged(engine.run(BUDGETS.floor_s + 2)) == (Reason.QUEUE_STARVED, "leader.loop")
 
 
-@pytest.mark.parametrize("waits", ["leader.queue", "leader.running"])
-def test_who_waits_for_a_loop_that_does_not_turn_is_not_to_blame(waits):
-    """The loop says who waits; it stood still right after it had said so of somebody for the first time."""
+@pytest.mark.parametrize(
+    ("waits", "loop"),
+    [
+        ("leader.queue", "leader.loop"),
+        ("leader.running", "leader.loop"),
+        ("leader.grpc", "leader.loop"),
+        ("gateway.grpc", "gateway.loop"),
+    ],
+)
+def test_who_waits_for_a_loop_that_does_not_turn_is_not_to_blame(waits, loop):
+    """The loop says who waits, and calls itself; it stood still right after it had done so for the first time."""
     engine = Engine()
     engine.set(waits, pending=1)
     engine.no_progress = {waits}
     engine.run(0.5)
-    engine.no_ticks = {"leader.loop"}
-    assert wedged(engine.run(BUDGETS.floor_s + 2)) == (Reason.EVENT_LOOP_BLOCKED, "leader.loop")
+    engine.no_ticks = {loop}
+    assert wedged(engine.run(BUDGETS.floor_s + 2)) == (Reason.EVENT_LOOP_BLOCKED, loop)
+
+
+def test_a_step_that_stands_is_no_excuse_for_grpc():
+    engine = Engine()
+    engine.set("leader.loop", pending=1, step=8, expected_ns=int(600e9))
+    engine.set("leader.grpc", pending=1)
+    engine.no_progress = {"leader.loop", "rank0.loop", "leader.grpc"}
+    assert wedged(engine.run(BUDGETS.floor_s + 2)) == (Reason.RPC_FROZEN, "leader.grpc")
 
 
 @pytest.mark.parametrize("waits", ["leader.queue", "leader.running"])

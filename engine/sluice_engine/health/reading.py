@@ -257,6 +257,8 @@ def carry(before: Reading | None, after: Reading) -> Reading:
 
 # They sit out the step in hand.
 WAIT_FOR_STEPS = ("leader.queue", "leader.running")
+# Asked and answered by it.
+WAIT_FOR_LOOPS = ("leader.grpc", "gateway.grpc")
 
 
 def expected_ns(row: RowReading, rows: Mapping[str, RowReading]) -> int:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from sluice_engine.health.layout import Phase, State
-from sluice_engine.health.reading import WAIT_FOR_STEPS, Reading, RowReading, Thread, expected_ns
+from sluice_engine.health.reading import WAIT_FOR_LOOPS, WAIT_FOR_STEPS, Reading, RowReading, Thread, expected_ns
 from sluice_engine.health.watched import Reason, Watched
 
 
@@ -202,12 +202,15 @@ def _frozen_work(before: Reading, after: Reading, budgets: Budgets, watched: Seq
 
 
 def _is_excused(name: str, before: Reading, after: Reading, seconds: float) -> bool:
-    """Whether who waits by that row waits for the leader's loop, which says who does: it does not turn; or the step in
-    hand stands; or, for those that run, no step is made."""
-    old, row = before.rows.get("leader.loop"), after.rows.get("leader.loop")
-    if name not in WAIT_FOR_STEPS or old is None or row is None:
+    """Whether who waits by that row waits for its process's loop, which says who does: it does not turn; or, for
+    sequences, the step in hand stands; or, for those that run, no step is made."""
+    loop = f"{name.partition('.')[0]}.loop"
+    old, row = before.rows.get(loop), after.rows.get(loop)
+    if name not in (*WAIT_FOR_STEPS, *WAIT_FOR_LOOPS) or old is None or row is None:
         return False
     is_silent = old.ticks == row.ticks and after.at_s - old.ticked_s > seconds
+    if name in WAIT_FOR_LOOPS:
+        return is_silent
     has_moved = not (old.pending and row.pending and old.progress == row.progress)
     stands = not has_moved and after.at_s - old.progressed_s > seconds
     return is_silent or (stands and (name == "leader.running" or row.progress < row.step))

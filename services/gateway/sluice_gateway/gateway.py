@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, replace
 from random import Random
 from typing import Any
 
 from sluice_engine.health.recorder import Recorder
+from sluice_engine.self_call import call_itself
 from sluice_engine.tls.keeper import IdentityKeeper
 from sluice_engine.tracing import NO_TRACER, Tracer
 from sluice_gateway import errors
@@ -33,6 +35,8 @@ from sluice_gateway.tokenizer import Tokenizer
 from sluice_gateway.track import Sink, Track, TrackPlan
 from sluice_protocol.fleet import FleetReport
 from sluice_protocol.generate import EngineHello, Role
+
+logger = logging.getLogger(__name__)
 
 THREAD_CHARACTERS = 16_384
 """Longer prompts are tokenised off the event loop."""
@@ -69,7 +73,7 @@ class Gateway:
             self.members.links, clock, settings.max_queued, settings.outage_s, random, block_keys
         )
         self.board = StatusBoard(self.report, settings.supervisor, clock)
-        self._watcher: asyncio.Task[None] | None = None
+        self._kept: list[asyncio.Task[None]] = []
         self._turn: asyncio.TimerHandle | None = None
         self._met = asyncio.Event()
         self._running: set[asyncio.Task[Any]] = set()
@@ -97,7 +101,20 @@ class Gateway:
         self.members.set_fleet(self.settings.fleet)
         if self.settings.fleet_file is not None:
             watching = watch_fleet(self.settings.fleet_file, self.members.set_fleet, self.settings.fleet_poll_s)
-            self._watcher = asyncio.create_task(watching, name="fleet file")
+            self._keep(watching, "fleet file")
+        if self.marks.are_read:
+            self._keep(call_itself(self.marks.grpc), "calls to itself")
+
+    def _keep(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """For as long as this gateway lives. One that ends before would be missed by nobody."""
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._ended)
+        self._kept.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            logger.error("%s has ended", task.get_name(), exc_info=task.exception())
+            self.marks.end(failed=f"{task.get_name()} has ended: {task.exception()!r}")
 
     def _take_turn(self) -> None:
         """For ever. An event loop logs the error of a callback and forgets it: that would be a silent end."""
@@ -106,8 +123,8 @@ class Gateway:
             if self.identity is not None:
                 self.identity.look()
                 self.marks.identity(self.identity.describe())
-        except Exception:
-            self.marks.end(failed=True)
+        except Exception as error:
+            self.marks.end(failed=f"a turn of the loop: {error!r}")
             raise
         self._turn = asyncio.get_running_loop().call_later(TURN_S, self._take_turn)
 
@@ -115,9 +132,9 @@ class Gateway:
         if self._turn is not None:
             self._turn.cancel()
             self.marks.end()
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
+        for task in self._kept:
+            task.cancel()
+        await asyncio.gather(*self._kept, return_exceptions=True)
         await self.members.close()
         await asyncio.to_thread(self.tracer.close)
         self.dispatcher.close()

@@ -88,8 +88,9 @@ class Link:
     async def run(self) -> None:
         backoff = self._timings.first_backoff_s
         while True:
-            client = self._clients(self.member)
+            client: EngineClient | None = None
             try:
+                client = self._clients(self.member)
                 await self._serve(client)
             except EngineLost as error:
                 if self._session is not None:
@@ -103,9 +104,16 @@ class Link:
                 logger.exception("connection to %s", self.member.address)
                 self._reset(repr(error))
             finally:
-                await client.close()
+                await self._close(client)
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, self._timings.most_backoff_s)
+
+    async def _close(self, client: EngineClient | None) -> None:
+        try:
+            if client is not None:
+                await client.close()
+        except Exception:
+            logger.exception("connection to %s", self.member.address)
 
     async def _serve(self, client: EngineClient) -> None:
         hello = await client.hello()
