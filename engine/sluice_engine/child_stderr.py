@@ -2,7 +2,8 @@
 
 The child's end of the pipe never blocks, so that a supervisor that is frozen cannot hold it up either: what does not
 fit is dropped, and counted by the child where it is Python's (`outlet.drop_what_nobody_reads`). The supervisor
-passes each line on to its own stderr, which waits for nobody (`outlet.py`). Who writes without end gets a share of the supervisor's time, not all.
+passes each line on to its own stderr, which waits for nobody (`outlet.py`). Who writes without end gets a share of the
+supervisor's time, not all of it.
 """
 
 from __future__ import annotations

@@ -131,12 +131,16 @@ class LeaderProcess:
             self.transport = Transport(
                 spec, self.resolved, leader, self.start_id, self._memory_fd, self.die, _want_fence, identity
             )
+            self.marks.row.doing("waits for the transport sidecar")
             await self.transport.start()
+        self.marks.row.doing("waits for the ranks")
         await self.ranks.wait_ready()
+        self.marks.row.doing("warms up")
         leader.ranks.extend(self.ranks.links)
         await warm_up(leader)
         server, address = await start_engine_server(leader, self._hello, self._health, spec, identity)
         self._servers.append(server)
+        self.marks.row.doing("")
         self._calling = asyncio.get_running_loop().create_task(call_itself(self.marks.grpc))
         self._calling.add_done_callback(self._end_of)
         settle_heap()

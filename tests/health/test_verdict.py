@@ -454,3 +454,41 @@ def test_the_one_line_names_reason_culprit_phase_age_and_what_waits():
     assert str(told) == "Wedged: DeviceStuck: rank0.device was device for 31.2 s of 30.0 s with 4 pending"
     assert told.as_dict()["verdict"] == "wedged"
     assert told.as_dict()["budget_s"] == 30.0
+
+
+# -- a start that does not go on: who is it that the others wait for?
+
+BEGUN = {"state": State.RUNNING, "phase": Phase.STARTING}
+UNBORN = {"state": State.ABSENT, "phase": Phase.IDLE, "thread": Thread.UNKNOWN, "ticks": 0}
+STARTS = {
+    "the leader reads weights": ({"leader.loop": BEGUN | {"phase": Phase.LOADING}}, "leader.loop"),
+    "the leader has not begun": ({}, "leader.loop"),
+    "the sidecar has not begun": ({"leader.loop": BEGUN, "rank0.loop": BEGUN, "rank1.loop": BEGUN}, "sidecar.socket"),
+    "the sidecar has begun": (
+        {"leader.loop": BEGUN, "sidecar.socket": BEGUN, "rank0.loop": BEGUN | {"phase": Phase.RECEIVING}}
+        | {"rank1.loop": BEGUN | {"phase": Phase.RECEIVING}},
+        "sidecar.socket",
+    ),
+    "the sidecar is stopped": (
+        {"leader.loop": BEGUN, "rank0.loop": BEGUN, "sidecar.poller": UNBORN | {"thread": Thread.STOPPED}},
+        "sidecar.poller",
+    ),
+    "a rank loads": (
+        {"leader.loop": BEGUN, "rank0.loop": BEGUN | {"phase": Phase.LOADING}}
+        | {"rank1.loop": BEGUN | {"phase": Phase.RECEIVING}}
+        | dict.fromkeys(("leader.lease", "sidecar.socket", "sidecar.poller"), BEGUN | {"phase": Phase.POLLING}),
+        "rank0.loop",
+    ),
+}
+
+
+@pytest.mark.parametrize(("rows", "culprit"), STARTS.values(), ids=STARTS.keys())
+def test_a_start_that_stands_is_put_down_to_whom_the_others_wait_for(rows, culprit):
+    watched = engine_rows(Role.DECODE, "nixl", ranks=2)
+    readings = {row.name: replace(healthy_rows()[row.name], **UNBORN | rows.get(row.name, {})) for row in watched}
+    before = carry(None, Reading(0.0, readings, started=False))
+    turned = {name: replace(row, ticks=row.ticks + 1) for name, row in readings.items()}
+    after = Reading(BUDGETS.start_s + 1, turned, started=False)
+    told = verdict(before, after, BUDGETS, watched)
+    assert (told.reason, told.culprit) == (Reason.START_STALLED, culprit)
+    assert ("stopped by a signal" in str(told)) == (culprit == "sidecar.poller")

@@ -122,7 +122,7 @@ class Guard:
         self.service, self.policy = service, policy
         self.recorder = Recorder.create(service.run_dir / FILE_NAME, [row.name for row in service.watched])
         self._clock = clock
-        self.watch = Watch(self.recorder, service.watched, policy.budgets, clock)
+        self.watch = Watch(self.recorder, service.watched, policy.budgets, clock, pids=service.pids)
         self.accepts = [
             AcceptMarks(self.recorder.row(row.name), partial(self._pid_of, row.process))
             for row in service.watched
