@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -14,8 +16,9 @@ from sluice_engine.health.reading import Copy
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.watched import GATEWAY_ROWS
 from sluice_gateway.fleet import Fleet, FleetError, Member
-from sluice_gateway.gateway import Gateway
+from sluice_gateway.gateway import MESSAGE_CHARACTERS, THREAD_CHARACTERS, Gateway
 from sluice_gateway.link import Link, Timings
+from sluice_gateway.marks import GatewayMarks
 from sluice_gateway.members import read_fleet, watch_fleet
 from sluice_gateway.memory import MemoryFleet
 from sluice_gateway.route import no_keys
@@ -101,3 +104,28 @@ async def test_one_that_ends_is_the_gateways_end(tmp_path: Path) -> None:
     await until(lambda: Copy(recorder.view).rows()["gateway.loop"].state is State.FAILED)
     assert "somebody has ended: ArithmeticError" in Copy(recorder.view).rows()["gateway.loop"].doing
     await gateway.close()
+
+
+async def test_a_body_of_many_entries_is_looked_at_off_the_loop(start: Any) -> None:
+    """A million empty messages fit into a body: the loop stood for 16 s, and all other answers with it."""
+    stack, threads = await start(), []
+    gateway = stack.gateway
+
+    def parse(body: Any, limits: object) -> Any:
+        threads.append(threading.current_thread())
+        return body
+
+    assert await gateway.checked(b"[1]", parse) == [1]
+    await gateway.checked(b"[" + b"1," * THREAD_CHARACTERS + b"1]", parse)
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
+    many = [{"role": "user", "content": ""}] * (THREAD_CHARACTERS // MESSAGE_CHARACTERS + 1)
+    tokenized = []
+    gateway.marks.tokenize = lambda size, work: tokenized.append(size) or gateway_tokenize(size, work)
+    gateway_tokenize = GatewayMarks.tokenize.__get__(gateway.marks)
+    await stack.chat(messages=many, max_tokens=1)
+    assert tokenized[-1] == len(many) * MESSAGE_CHARACTERS
+    refused = await stack.chat(messages=[{"role": "user", "content": ""}] * 65_537, max_tokens=1)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages")
+    parts = [{"type": "text", "text": ""}] * 65_537
+    refused = await stack.chat(messages=[{"role": "user", "content": parts}], max_tokens=1)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages[0].content")

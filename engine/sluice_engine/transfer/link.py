@@ -11,8 +11,9 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sluice_engine.step import PullSet
 from sluice_engine.transfer.errors import BadPeer, LinkClosed, PeerLost, TransferError, TransferUnavailable
@@ -191,10 +192,10 @@ class SidecarLink:
     def _end(self, reason: str) -> None:
         self.closed.set_result(reason)
         error = LinkClosed(reason)
-        for waiting in (*self._attaching.values(), self._asking):
-            for future in waiting:
-                if not future.done():
-                    future.set_exception(error)
+        waiting: list[asyncio.Future[Any]] = [*chain(*self._attaching.values()), *self._asking]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
 
 
 def _answer(waiting: deque[asyncio.Future[T]], report: T) -> None:

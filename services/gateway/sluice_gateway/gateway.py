@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, replace
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.self_call import call_itself
@@ -16,6 +16,7 @@ from sluice_engine.tracing import NO_TRACER, Tracer
 from sluice_gateway import errors
 from sluice_gateway.answer import Ask, Choice, Outcome
 from sluice_gateway.board import StatusBoard
+from sluice_gateway.bodies import parse_json
 from sluice_gateway.counters import Counters
 from sluice_gateway.detokenize import Pieces
 from sluice_gateway.dispatch import Clock, Dispatcher
@@ -39,8 +40,11 @@ from sluice_protocol.generate import EngineHello, Role
 logger = logging.getLogger(__name__)
 
 THREAD_CHARACTERS = 16_384
-"""Longer prompts are tokenised off the event loop."""
+"""Longer bodies are parsed, and longer prompts tokenised, off the event loop."""
+MESSAGE_CHARACTERS = 32
+"""What a message counts for beside its text."""
 UNKNOWN_CONTEXT = 1 << 20
+T = TypeVar("T")
 
 
 class Gateway:
@@ -153,10 +157,16 @@ class Gateway:
     def _hellos(self) -> list[EngineHello]:
         return [link.last_hello for link in self.members.links.values() if link.last_hello is not None]
 
-    # -- from a checked request to a job
+    # -- from a body to a checked request, and to a job
+
+    async def checked(self, body: bytes, parse: Callable[[Any, Limits], T]) -> T:
+        """Raises ApiError."""
+        limits = self.limits()
+        checked: T = await self._off_loop(len(body))(lambda: parse(parse_json(body), limits))
+        return checked
 
     async def chat_job(self, request: ChatRequest, deadline_s: float, request_id: str) -> Job:
-        size = sum(len(message.text) + len(message.reasoning) for message in request.messages)
+        size = sum(MESSAGE_CHARACTERS + len(message.text) + len(message.reasoning) for message in request.messages)
         encode = self._off_loop(size)
         vocab_size = self.limits().vocab_size
         prompt = await encode(lambda: encode_chat(request.messages, request.thinking, self.tokenizer, vocab_size))
