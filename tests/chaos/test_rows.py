@@ -26,8 +26,8 @@ def test_there_are_enough_of_them_and_of_every_kind():
 def test_every_reason_that_can_come_about_here_has_a_row_and_an_unscaled_one():
     later = {Reason.COLLECTIVE_STUCK, Reason.TIER_STUCK}  # on a virtual clock only, until there are such threads
     as_scaled = {Reason.ZYGOTE_DEAD}  # of a real model's stack, and a death has no budget to scale
-    # Five deaths within a minute; the rest in tests/stack/test_not_accepting.py and tests/health.
-    rare = {Reason.SIDECAR_DEAD, Reason.NOT_ACCEPTING, Reason.DRAIN_STALLED, Reason.START_FAILED}
+    # Of a drain, whose budget is its own, and of what never began: tests/stack/test_not_accepting.py, tests/health.
+    rare = {Reason.DRAIN_STALLED, Reason.START_FAILED}
     wanted = {reason.value for reason in set(Reason) - rare}
     assert {row.expected.reason for row in ROWS if row.expected.reason} == wanted
     at_full_scale = {row.expected.reason for row in select(ROWS, unscaled=True)}

@@ -56,6 +56,7 @@ def service_view(told: Told) -> dict[str, Any]:
         "name": status["name"],
         "role": status["role"],
         "answers": True,
+        "debug_port": status.get("debug_port", 0),
         "state": _state(status),
         **{key: status[key] for key in ("verdict", "reason", "culprit", "doing", "age_s", "budget_s", "pending")},
         "message": _message(status),

@@ -121,6 +121,7 @@ class GatewaySupervisor:
         """It finishes what it has. One that dies, freezes or takes too long meanwhile is told of as ever."""
         guard = self.guard
         guard.drain(GATEWAY_LOOP.name, self.spec.stop_s)
+        say("draining", within_s=self.spec.stop_s)
         with contextlib.suppress(ProcessLookupError):
             gateway.terminate()
         ended = asyncio.get_running_loop().create_task(gateway.wait())

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import sys
 from pathlib import Path
 
@@ -16,11 +17,23 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return seconds
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="chaos", required=True, metavar="KIND")
     matrix = kinds.add_parser("matrix", help="every fault, in every phase: is it named, in time, with evidence?")
     matrix.add_argument("--rows", default="*", metavar="GLOB", help="of these names only, e.g. 'leader-*/decode/*'")
-    matrix.add_argument("--floor", type=float, default=5.0, metavar="S", help="least budget of the verdict (30 in use)")
+    matrix.add_argument(
+        "--floor", type=_seconds, default=5.0, metavar="S", help="least budget of the verdict (30 in use)"
+    )
     matrix.add_argument("--ci", action="store_true", help="the rows that `make test` runs")
     matrix.add_argument("--unscaled", action="store_true", help="one row per reason, with the budgets that are in use")
     matrix.add_argument("--repeat", type=_count, default=1, metavar="N")

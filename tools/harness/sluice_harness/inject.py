@@ -12,7 +12,8 @@
     respawned                the process is killed, and the one that is started for it is stopped before it serves
     flood, connections       so many connections at once to the engine's `probes` or `leader`, again and again; or of
                              the shortest lines, into what the leader says on `stdout` or `stderr`
-    limit, process           the process may open no more file descriptors
+    limit, process           the process may open no more file descriptors; `knocks`: so many connections come then
+    deaths, process          it is killed so many times, each time that it is there again
     load                     so many processes that do nothing but compute
     storm                    so many clients that come and go, again and again
     request                  nothing is broken: the request itself is the row
@@ -27,16 +28,20 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from sluice_engine.address import split
 from sluice_faults import Action, Order, place, reached, withdraw
 from sluice_faults.order import parse
 from sluice_harness.chat import Chat
@@ -53,10 +58,12 @@ MANY_WORDS = 4000
 
 @dataclass
 class Injected:
-    """`at`: monotonic seconds from which on the fault was certainly in effect. `lift` takes it away."""
+    """`at`: monotonic seconds from which on the fault was certainly in effect. `lift` takes it away; `problems`: what
+    it has met until then."""
 
     at: float
     undo: list[Callable[[], None]] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
     def lift(self) -> None:
         while self.undo:
@@ -114,13 +121,19 @@ def _respawned(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Wo
     process = str(fault["respawned"])
     before = engine.pid(process)
     os.kill(before, signal.SIGKILL)
-    fresh = eventually(lambda: _other_than(before, engine.note_pids().get(process, 0)), f"the next {process} starts")
+    fresh = _next_of(engine, process, before)
     stop_process(fresh)
     return Injected(time.monotonic(), [lambda: _continue(fresh)])
 
 
-def _other_than(before: int, pid: int) -> int:
-    return 0 if pid == before else pid
+def _next_of(engine: Service, process: str, before: int) -> int:
+    """The pid of the one that is started for `before`."""
+
+    def found() -> int:
+        pid = engine.note_pids().get(process, 0)
+        return 0 if pid == before else pid
+
+    return eventually(found, f"the next {process} starts")
 
 
 def _flood(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
@@ -155,7 +168,9 @@ def _limit(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) 
     taken = [int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()]
     free = next(number for number in range(len(taken) + 1) if number not in taken)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (free, hard))
-    return Injected(time.monotonic(), [lambda: _unlimit(pid, soft, hard)])
+    host, port = split(engine.url.removeprefix("http://") if engine.role == "gateway" else engine.address)
+    knocking = [socket.create_connection((host, int(port)), timeout=10) for _ in range(int(fault.get("knocks", 0)))]
+    return Injected(time.monotonic(), [*(sock.close for sock in knocking), lambda: _unlimit(pid, soft, hard)])
 
 
 def _unlimit(pid: int, soft: int, hard: int) -> None:
@@ -208,7 +223,36 @@ def _passer(stack: Stack, number: int) -> Chat:
 def _request(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
     if fault["request"] == "long":
         work.chats.append(stack.chat(fresh_prompt(stack.profile.long_prompt), stack.profile.long_answer))
+    if fault["request"] == "huge":
+        problems: list[str] = []
+        asking = threading.Thread(target=_huge, args=(stack.url, problems), name="huge", daemon=True)
+        asking.start()
+        return Injected(time.monotonic(), [lambda: asking.join(120)], problems)
     return Injected(time.monotonic())
+
+
+def _deaths(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
+    process, killed = str(fault["process"]), 0
+    for _ in range(int(fault["deaths"])):
+        killed = _next_of(engine, process, killed)
+        os.kill(killed, signal.SIGKILL)
+    return Injected(time.monotonic())
+
+
+def _huge(url: str, problems: list[str]) -> None:
+    """What the gateway refuses for the number of its messages, and what it may not refuse for that: neither may hold up
+    anybody."""
+    for number in (1_000_000, 60_000):
+        messages = b",".join([b'{"role":"user","content":""}'] * number)
+        body = b'{"model":"m","max_tokens":1,"messages":[' + messages + b"]}"
+        request = urllib.request.Request(f"{url}/v1/chat/completions", body, {"Content-Type": "application/json"})
+        try:
+            urllib.request.urlopen(request, timeout=120).close()
+        except urllib.error.HTTPError as error:
+            if error.code != 400:
+                problems.append(f"{number} messages: status {error.code}")
+        except OSError as error:
+            problems.append(f"{number} messages: {error!r}")
 
 
 def _nobody(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
@@ -227,6 +271,7 @@ _INJECT: dict[str, Callable[[Stack, Service, Mapping[str, Any], Work], Injected]
     "flood": _flood,
     "nobody": _nobody,
     "limit": _limit,
+    "deaths": _deaths,
     "load": _load,
     "storm": _storm,
     "request": _request,

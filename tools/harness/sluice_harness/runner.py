@@ -158,6 +158,7 @@ class _Attempt:
                 self._end(stack, engine, injected)
         finally:
             injected.lift()
+            self.problems += injected.problems
             work.release()
             for faults in {service.faults for service in stack.services.values()}:
                 for path in faults.glob("*.json"):
