@@ -3,13 +3,15 @@
 Usage: compare_control.py TREE TREE... [--streams 64] [--tokens 300] [--runs 6]
 
 A TREE is a checkout of this repository; all run in this one's environment. Prints per process the medians over the
-runs of CPU microseconds per token, a column per tree, and chunks/s.
+runs of CPU microseconds per token, a column per tree; apart from them what the asking process took, chunks/s, first
+token and gap.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,10 +37,24 @@ def start(tree: Path) -> Up:
 
 def run(up: Up, streams: int, tokens: int) -> dict[str, float]:
     """CPU microseconds per token by process, and in all; chunks/s."""
-    before = up.cpu()
+    before, client = up.cpu(), client_cpu()
     told = load(up.url, "scripted", streams, tokens)
-    used = {name: (cpu - before.get(name, 0.0)) / told["chunks"] * 1e6 for name, cpu in up.cpu().items()}
-    return used | {"in all": sum(used.values()), "chunks/s": told["chunks_per_s"]}
+    spent = {name: cpu - before.get(name, 0.0) for name, cpu in up.cpu().items()}
+    used = {name: cpu / told["chunks"] * 1e6 for name, cpu in spent.items()}
+    asked = (client_cpu() - client) / told["chunks"] * 1e6
+    return used | {
+        "in all": sum(used.values()),
+        "who asks": asked,
+        "chunks/s": told["chunks_per_s"],
+        "first token, ms": told["first_token_ms"],
+        "gap p99, ms": told["gap_p99_ms"],
+    }
+
+
+def client_cpu() -> float:
+    """Seconds, of the processes that asked and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
