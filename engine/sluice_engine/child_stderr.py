@@ -22,11 +22,14 @@ PIPE_BYTES = 1 << 20
 # Of one line; a longer one goes on in pieces.
 MAX_LINE_BYTES = 64 * 1024
 READ_BYTES = 64 * 1024
+# What comes within this time is read at once: to wake for a line costs more than to pass it on. It waits in the pipe,
+# which outlives who wrote it.
+PAUSE_S = 0.05
 
 
 class ChildStderr:
     """`child_fd` is what the child gets as its stderr; whoever has started it calls `given`. One pipe may have several
-    writers: ranks inherit their zygote's."""
+    writers: ranks inherit their zygote's. `said` is called with one line or several, whole and in order."""
 
     def __init__(self, said: Callable[[bytes], None]) -> None:
         self._said = said
@@ -35,7 +38,8 @@ class ChildStderr:
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._rest = b""
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._fd, self._read)
+        self._pause: asyncio.TimerHandle | None = None
+        self._listen()
 
     def given(self) -> None:
         """The child has its own copy: ours is what would keep the pipe open."""
@@ -51,28 +55,40 @@ class ChildStderr:
                 break
         self._end()
 
-    def _read(self) -> bool:
-        """A block, so that nobody who writes all the time has this loop alone. False where there is nothing now."""
+    def _listen(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._fd, self._readable)
+
+    def _readable(self) -> None:
+        if self._read() < READ_BYTES and self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            self._pause = self._loop.call_later(PAUSE_S, self._listen)
+
+    def _read(self) -> int:
+        """A block, so that nobody who writes all the time has this loop alone. How many bytes; 0 where there are none
+        now."""
         try:
             block = os.read(self._fd, READ_BYTES)
         except BlockingIOError:
-            return False
+            return 0
         except OSError:
             block = b""
         if not block:
             self._end()
-            return False
+            return 0
         *lines, self._rest = (self._rest + block).split(b"\n")
-        for line in lines:
-            self._said(line + b"\n")
+        if lines:
+            self._said(b"\n".join(lines) + b"\n")
         while len(self._rest) > MAX_LINE_BYTES:
             self._said(self._rest[:MAX_LINE_BYTES] + b"\n")
             self._rest = self._rest[MAX_LINE_BYTES:]
-        return True
+        return len(block)
 
     def _end(self) -> None:
         if self._fd < 0:
             return
+        if self._pause is not None:
+            self._pause.cancel()
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
         self._fd = -1
@@ -85,11 +101,16 @@ def passed_on(log_format: LogFormat, service: str, process: str) -> Callable[[by
     """Lines of `process`, to this process's stderr in the log's format: as they are for people. In JSON what is no JSON
     object (a traceback, native code) is the text of one."""
 
-    def said(line: bytes) -> None:
-        if log_format is LogFormat.JSON and not _is_record(line):
-            text = line.decode(errors="replace").rstrip("\r\n")
-            line = as_record(service, "warning", "stderr", {"process": process, "text": text}).encode() + b"\n"
-        sys.stderr.buffer.write(line)
+    def told(line: bytes) -> bytes:
+        if _is_record(line):
+            return line
+        text = line.decode(errors="replace").rstrip("\r")
+        return as_record(service, "warning", "stderr", {"process": process, "text": text}).encode()
+
+    def said(lines: bytes) -> None:
+        if log_format is LogFormat.JSON:
+            lines = b"\n".join(map(told, lines.removesuffix(b"\n").split(b"\n"))) + b"\n"
+        sys.stderr.buffer.write(lines)
         sys.stderr.flush()
 
     return said

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from sluice_engine.child_stderr import MAX_LINE_BYTES, ChildStderr, passed_on
+from sluice_engine.child_stderr import MAX_LINE_BYTES, READ_BYTES, ChildStderr, passed_on
 from sluice_engine.log import LogFormat
 
 pytestmark = pytest.mark.timeout(60)
@@ -80,6 +80,7 @@ async def test_a_child_whose_supervisor_is_frozen_goes_on_and_says_what_it_lost(
     process.stdin.write(b"\n")
     assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 0
     stderr.close()
+    said = b"".join(said).splitlines(keepends=True)
     kept = [line for line in said if line == b"x" * 99 + b"\n"]
     told = [json.loads(line) for line in said if line.startswith(b"{")]
     assert said[-1] == b"after\n"
@@ -87,6 +88,38 @@ async def test_a_child_whose_supervisor_is_frozen_goes_on_and_says_what_it_lost(
     assert 0 < len(kept) < 40_000
     # A line that was cut counts as lost: its rest is.
     assert len(kept) + sum(record["writes"] for record in told) == 40_000
+
+
+async def test_lines_that_come_one_after_another_are_passed_on_together_and_none_is_lost():
+    said: list[bytes] = []
+    stderr = ChildStderr(said.append)
+    expected = b""
+    for number in range(100):
+        line = b"line %d\n" % number
+        expected += line
+        os.write(stderr.child_fd, line)
+        await asyncio.sleep(0.001)
+    async with asyncio.timeout(DEADLINE_S):
+        while b"".join(said) != expected:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert len(said) < 50
+    os.write(stderr.child_fd, b"and the last")
+    stderr.close()
+    assert said[-1] == b"and the last\n"
+
+
+async def test_more_than_a_block_is_read_without_a_pause():
+    said: list[bytes] = []
+    stderr = ChildStderr(said.append)
+    os.write(stderr.child_fd, b"z" * (2 * READ_BYTES - 1) + b"\n")
+    reads = []
+    read = stderr._read
+    stderr._read = lambda: reads.append(read()) or reads[-1]
+    async with asyncio.timeout(DEADLINE_S):
+        while sum(reads) < 2 * READ_BYTES:
+            assert stderr._pause is None
+            await asyncio.sleep(0)
+    stderr.close()
 
 
 async def test_a_line_without_an_end_is_passed_on_in_pieces():
