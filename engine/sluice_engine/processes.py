@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 PR_SET_PDEATHSIG = 1
 # `limit` of a child's stdout: the longest event, e.g. a death with its traceback.
 MAX_EVENT_BYTES = 1 << 20
-GC_LOT = 10_000
+GC_LOT = 50_000
 
 
 def say(event: str, **fields: object) -> None:
