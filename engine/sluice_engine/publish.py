@@ -49,11 +49,6 @@ class _Builder:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[tuple[int, TokenLogprobs]] = field(default_factory=list)
 
-    def add_one(self, number: int, token: int) -> None:
-        self.streams.append(number)
-        self.counts.append(1)
-        self.tokens.append(token)
-
     def add(self, number: int, tokens: Iterable[tuple[int, TokenLogprobs | None]]) -> None:
         count = 0
         for token, logprobs in tokens:
@@ -98,8 +93,11 @@ def publish_step(streams: Mapping[int, Stream], rows: Mapping[int, int], result:
         if builder is None:
             builder = builders[stream.gateway_id] = _Builder()
         if len(sampled.tokens) == 1 and not sampled.logprobs:  # nearly every row of nearly every step
-            stream.take(sampled.tokens[0])
-            builder.add_one(stream.number, sampled.tokens[0])
+            token = sampled.tokens[0]
+            stream.take(token)
+            builder.streams.append(stream.number)
+            builder.counts.append(1)
+            builder.tokens.append(token)
         else:
             logprobs = sampled.logprobs or (None,) * len(sampled.tokens)
             builder.add(
