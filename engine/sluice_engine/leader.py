@@ -26,7 +26,7 @@ from sluice_engine.schedule import plan
 from sluice_engine.sequence import Aborted, EndCause, Fact, Gone, Mode, Sequence, SequenceSpec, StepDone
 from sluice_engine.spec import EngineSpec, ResolvedEngine
 from sluice_engine.state import Plan, SchedulerState
-from sluice_engine.step import CHAIN_START, StepResult, encode_step
+from sluice_engine.step import CHAIN_START, StepResult, encode_step, objection_to
 from sluice_engine.tracing import NO_TRACER, Span, Tracer
 from sluice_engine.turns import Turns
 from sluice_protocol.generate import (
@@ -352,6 +352,9 @@ class Leader:
         if planned is None or result.number != planned.record.number or result.rank not in self._awaiting:
             self.die(RankFault(result.rank, "UnexpectedResult", f"step {result.number} was not asked for"))
             return
+        if lacking := objection_to(result, planned.record):
+            self.die(RankFault(result.rank, "IncompleteResult", f"step {result.number}: {lacking}"))
+            return
         self._awaiting[result.rank] = result
         if any(other is None for other in self._awaiting.values()):
             return
@@ -417,6 +420,10 @@ class Leader:
             self.end(generation, EndReason.PREEMPTED, "Preempted", "older sequences needed its pages")
         elif gone.cause is not EndCause.FINISHED:
             self.end(generation, EndReason.FAILED, "RoomFailed", "its records were given back early")
+        else:  # all its tokens were chosen, and not all were heard of: nobody would ever end its stream
+            self.counters["tokens_lost"] += 1
+            sent = generation.stream.sent
+            self.end(generation, EndReason.FAILED, "TokensLost", f"{sent} tokens were heard of, and it has finished")
 
     def die(self, error: Exception) -> None:
         """No step may follow. Requests end with the streams, when the process does."""

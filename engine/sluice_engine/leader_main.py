@@ -32,6 +32,7 @@ from sluice_engine.outlet import drop_what_nobody_reads
 from sluice_engine.processes import die_with_parent, say, settle_heap
 from sluice_engine.rank import LoadProgress, RankMessage
 from sluice_engine.rank_server import RankServer
+from sluice_engine.self_call import call_itself
 from sluice_engine.sequence import Mode, SequenceSpec
 from sluice_engine.server import start_engine_server
 from sluice_engine.spec import EngineSpec, load_spec, resolve
@@ -97,6 +98,7 @@ class LeaderProcess:
         self.identity: IdentityKeeper | None = None
         self.transport: Transport | None = None
         self._servers: list[grpc.aio.Server] = []
+        self._calling: asyncio.Task[None] | None = None
 
     def _read_weights(self) -> None:
         """All of them, for the fingerprint: the longest part of a start from a slow disk. Ends at a signal."""
@@ -113,7 +115,7 @@ class LeaderProcess:
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, self._drain_and_exit)
         starting = loop.create_task(self._start())
-        starting.add_done_callback(self._started)
+        starting.add_done_callback(self._end_of)
         status = await self._ended
         starting.cancel()
         return status
@@ -129,12 +131,18 @@ class LeaderProcess:
             self.transport = Transport(
                 spec, self.resolved, leader, self.start_id, self._memory_fd, self.die, _want_fence, identity
             )
+            self.marks.row.doing("waits for the transport sidecar")
             await self.transport.start()
+        self.marks.row.doing("waits for the ranks")
         await self.ranks.wait_ready()
+        self.marks.row.doing("warms up")
         leader.ranks.extend(self.ranks.links)
         await warm_up(leader)
         server, address = await start_engine_server(leader, self._hello, self._health, spec, identity)
         self._servers.append(server)
+        self.marks.row.doing("")
+        self._calling = asyncio.get_running_loop().create_task(call_itself(self.marks.grpc))
+        self._calling.add_done_callback(self._end_of)
         settle_heap()
         say(
             "ready",
@@ -170,7 +178,7 @@ class LeaderProcess:
         except Exception as error:
             self.die(error)
 
-    def _started(self, task: asyncio.Task[None]) -> None:
+    def _end_of(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.die(error if isinstance(error, Exception) else RuntimeError(str(error)))
 

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 PR_SET_PDEATHSIG = 1
 # `limit` of a child's stdout: the longest event, e.g. a death with its traceback.
 MAX_EVENT_BYTES = 1 << 20
+# Of the reader's time, for a child that prints without end: so long at once, then so long for all others.
+SLICE_S, PAUSE_S = 0.002, 0.008
 GC_LOT = 50_000
 
 
@@ -49,11 +51,18 @@ async def json_lines(
     stream: asyncio.StreamReader, on_noise: Callable[[bytes], None]
 ) -> AsyncIterator[dict[str, object]]:
     """The JSON objects that a child prints, one a line; all else, such as a line longer than the stream's limit, is
-    noise. Another call goes on where the last one was left."""
+    noise. Another call goes on where the last one was left. A child that never stops has SLICE_S at a time."""
     is_rest = False
+    clock = asyncio.get_running_loop().time
+    slice_over = clock() + SLICE_S
     while True:
+        if (now := clock()) > slice_over:
+            await asyncio.sleep(PAUSE_S)
+            slice_over = clock() + SLICE_S
         try:
             line = await stream.readuntil(b"\n")
+            if clock() - now > SLICE_S:  # others had their turn meanwhile
+                slice_over = clock() + SLICE_S
         except asyncio.LimitOverrunError as error:
             on_noise(await stream.readexactly(error.consumed))
             is_rest = True

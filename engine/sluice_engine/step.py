@@ -165,6 +165,16 @@ class StepResult(Plain, frozen=True, array_like=True):
     busy_ns: int = 0
 
 
+def objection_to(result: StepResult, record: StepRecord) -> str:
+    """What `result` has not of all that `record` asked for, or has beside it; empty if it is whole."""
+    asked = [work.row for batch in record.batches for work in batch.rows if work.sample]
+    told = [sampled.row for sampled in result.sampled if sampled.tokens or sampled.failed]
+    if told != asked:
+        return f"it was asked for tokens of rows {asked}, and has some of {told}"
+    closed, digests = [close.ref for close in record.closed], [entry.ref for entry in result.digests]
+    return "" if digests == closed else f"it was asked for digests of {closed}, and has some of {digests}"
+
+
 class StepDivergence(Exception):
     """A step record that this rank cannot have been meant to execute. Ends the engine, with evidence."""
 

@@ -120,7 +120,7 @@ class Supervisor:
                 self._memory = create_memory(self._resolved.layouts, self._resolved.pools, self.spec.name)
                 await self.guard.start(self.spec.host, self.spec.ports.probe)
             except OSError as error:
-                return await end_by(self.guard, failed_start(self.spec.ports.probe, error))
+                return await end_by(self.guard, failed_start(error))
             announce(self.guard, self.spec.host)
             # The start of every child is among what is watched: it can fail and hang as anything else can.
             tasks += [loop.create_task(self._stopping.wait()), loop.create_task(self.guard.run())]

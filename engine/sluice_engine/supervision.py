@@ -4,7 +4,6 @@ themselves, and how they listen to a child."""
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 from collections.abc import AsyncIterator, Callable
@@ -53,10 +52,9 @@ def ports_of(*addresses: object) -> list[int]:
     return [int(str(address).rpartition(":")[2].strip("/")) for address in addresses if address]
 
 
-def failed_start(probe_port: int, error: OSError) -> Verdict:
+def failed_start(error: OSError) -> Verdict:
     """Of the supervisor itself: it has no memory for its children, or no place to answer probes."""
-    remedy = f"; is probe port {probe_port} taken?" if error.errno == errno.EADDRINUSE else ""
-    detail = f"{type(error).__name__}: {error}{remedy}"
+    detail = f"{type(error).__name__}: {error}"
     return Verdict(Kind.DEAD, Reason.START_FAILED, "supervisor", "starting", detail=detail)
 
 

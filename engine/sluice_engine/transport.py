@@ -42,6 +42,7 @@ from sluice_protocol.generate import Role
 from sluice_protocol.source import RecordBytes, RecordName, SourceHello
 from sluice_records import RecordKind
 
+# Beyond what a supervisor gives a sidecar before it names it: these are for whoever has none.
 SIDECAR_START_S = 30.0
 ATTACH_S = 20.0
 
@@ -85,7 +86,7 @@ class Transport:
     async def start(self) -> None:
         if self.spec.transport == "stream":
             self._pools = map_pools(self._memory_fd, self.resolved.layouts, self.resolved.pools)
-        await self._connect()
+        await self._connect(self._start_s)
         self._thread.start()
         self.leader.rooms.transfer = self
         if self.spec.role is Role.PREFILL:
@@ -139,12 +140,20 @@ class Transport:
     # -- life of the link ------------------------------------------------------------------------------------------
 
     @property
+    def _start_s(self) -> float:
+        """Of the first sidecar: others may load for as long."""
+        return max(self.spec.health.start_s, self.spec.health.floor_s) + SIDECAR_START_S
+
+    @property
     def _restart_s(self) -> float:
-        """Who does not come up again is named by the supervisor, in its budget; this is for whoever has none."""
         health = self.spec.health
         return restart_budget_s(Budgets(health.floor_s, health.factor, health.start_s)) + SIDECAR_START_S
 
-    async def _connect(self, timeout_s: float = SIDECAR_START_S) -> None:
+    @property
+    def _attach_s(self) -> float:
+        return self.spec.health.floor_s + ATTACH_S
+
+    async def _connect(self, timeout_s: float) -> None:
         if self.spec.transport == "stream":
             verify = VerifyPolicy(VerifyLevel(self.spec.verify))
             transfer = StreamTransfer(self._pools)
@@ -177,7 +186,7 @@ class Transport:
         if link is None:
             return  # `_connect` attaches all peers anew
         try:
-            async with asyncio.timeout(ATTACH_S):
+            async with asyncio.timeout(self._attach_s):
                 await link.attach(peer)
         except (TransferError, TimeoutError) as error:
             # Pulls from it fail by name; the next room says Hello again, and attaches again.

@@ -73,9 +73,12 @@ def open_new(members: Iterable[Pod]) -> tuple[Action, ...]:
 
 def settle(members: Iterable[Pod], now: float, timeout_s: float) -> tuple[Action, ...]:
     """Of a Deployment that is not to shrink: drained pods go, so that new ones come; an engine that has started anew
-    in the middle of its drain may serve again."""
+    in the middle of its drain may serve again. A drain whose gate nobody came to close is carried on."""
     told: list[Action] = []
     for pod in members:
+        if pod.serving is not False and pod.is_leaving:
+            told.append(SetServing(pod.name, pod.uid, False))
+            continue
         if pod.serving is False and pod.load is not None and not pod.load.draining:
             told.append(SetServing(pod.name, pod.uid, True))
         elif pod.is_leaving and may_die(pod, now, timeout_s):

@@ -18,6 +18,7 @@ STARTUP_SLACK_S = 60.0
 
 _IMAGE = frozenset({"ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull"})
 _CONFIG = frozenset({"CreateContainerConfigError", "CreateContainerError"})
+_REFUSED = frozenset({Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_ERROR})
 
 
 def why_not_ready(pod: Pod, now: float, startup_max_s: float) -> tuple[Reason, str]:
@@ -35,11 +36,12 @@ def why_not_ready(pod: Pod, now: float, startup_max_s: float) -> tuple[Reason, s
         return Reason.CRASH_LOOP, f"{name} restarted {pod.restarts} times: {_last_words(pod)}."
     if not pod.started:
         # A download takes what it takes: the startup probe has not begun, and nothing of ours bounds it.
-        if pod.init_container:
-            return Reason.STARTING, f"{name}, has run for {now - pod.scheduled_at:.0f} s."
+        if pod.init_container and pod.runs:
+            return Reason.STARTING, f"{name}, has run for {now - pod.starting_at:.0f} s."
         had_s = now - _starting_since(pod, now, limit_s)
         reason = Reason.STARTUP_TIMED_OUT if had_s > limit_s else Reason.STARTING
-        return reason, f"{name} has had {had_s:.0f} s to start."
+        waits = f": it waits ({pod.waiting_reason})" if pod.waiting_reason else ""
+        return reason, f"{name}, has had {had_s:.0f} s to start{waits}."
     return Reason.NOT_READY, f"{name} is not ready{_last_words_if_any(pod)}."
 
 
@@ -59,34 +61,53 @@ def has_failed(pod: Pod, now: float, startup_max_s: float, refused_since: float)
     if pod.ready or pod.started or not pod.node:
         return False
     reason, _ = why_not_ready(pod, now, startup_max_s)
+    # What comes before the engine's own start this revision has had once.
+    if (pod.init_container or reason in _REFUSED) and _has_been_ready(pod):
+        return False
     if reason is Reason.CRASH_LOOP:
         return pod.restarts >= FAILED_RESTARTS
-    if reason in (Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_ERROR):
+    if reason in _REFUSED:
         return now - refused_since > FAILED_WAIT_S
     return reason is Reason.STARTUP_TIMED_OUT
 
 
 def _starting_since(pod: Pod, now: float, limit_s: float) -> float:
-    """What never was ready is held to its first life; of what has served, only this life counts. Kubelet writes Ready
-    as it first sees the pod, before init is done, so a later change of it means that it was True once. And kubelet ends
-    a life that does not start in time: a pod that is older than all its lives would be by that has served as well."""
+    """What never was ready is held to its first life; of what has served, only this life counts. Kubelet ends a life
+    that does not start in time: a pod that is older than all its lives would be by that has served as well. An init
+    container is held to its own turn, for those before it took what they took."""
     first = max(pod.initialized_at, pod.scheduled_at)
-    was_ready = pod.ready_changed_at > first
-    has_served = pod.restarts > 0 and (was_ready or now - first > (pod.restarts + 1) * limit_s)
-    return max(first, pod.starting_at) if has_served else first
+    is_older = now - first > (pod.restarts + 1) * limit_s
+    has_served = pod.restarts > 0 and (_has_been_ready(pod) or is_older)
+    return max(first, pod.starting_at) if pod.init_container or has_served else first
+
+
+def _has_been_ready(pod: Pod) -> bool:
+    """Kubelet writes Ready as it first sees the pod, and Initialized with it or later: a later change of Ready means
+    that it was True once. After its node has started anew a pod is initialized again, which is later still."""
+    first_seen = pod.scheduled_at + STARTUP_SLACK_S
+    if not pod.init_container:
+        first_seen = min(first_seen, max(pod.initialized_at, pod.scheduled_at))
+    return pod.ready_changed_at > first_seen
 
 
 def _is_in_crash_loop(pod: Pod, limit_s: float) -> bool:
-    """Not one whose last life was too long for a start that failed."""
-    backs_off = pod.waiting_reason == "CrashLoopBackOff"
+    """Of an engine, not one whose last life was too long for a start that failed. An init container that began anew
+    with its node had ended well."""
+    if pod.waiting_reason == "CrashLoopBackOff":
+        loops = True
+    elif pod.init_container:
+        loops = pod.restarts >= FAILED_RESTARTS and any(told.exit_code for told in pod.init_terminations)
+    else:
+        loops = pod.restarts >= FAILED_RESTARTS and not pod.started
     is_short = pod.last_life_s is None or pod.last_life_s < max(CALM_LIFE_S, limit_s)
-    return (backs_off or (pod.restarts >= FAILED_RESTARTS and not pod.started)) and is_short
+    return loops and (is_short or bool(pod.init_container))
 
 
 def _last_words(pod: Pod) -> str:
-    if not pod.terminations:
+    ends = pod.init_terminations if pod.init_container else pod.terminations
+    if not ends:
         return pod.waiting_message or "no last words"
-    last = max(pod.terminations, key=lambda told: told.restart)
+    last = max(ends, key=lambda told: told.restart)
     return f"exit {last.exit_code}, {last.message or last.reason or 'no last words'}"
 
 

@@ -62,9 +62,10 @@ class Pod:
     message while it has none, empty if it said nothing.
     `started`: the main container runs and its startup probe has passed, so it may have work.
     `initialized_at`: since when the main container may run, which is not before init containers are done;
-    `starting_at`: since when this life of it does. `init_container`: the one that is not done yet, if any.
-    `waiting_reason`: why that one, or else the main container, does not run (CrashLoopBackOff, ErrImagePull, ...);
-    `restarts`: of it; `last_life_s`: how long it ran the last time it ended, None if it never did.
+    `init_container`: the one that is not done yet, if any. Of that one, or else of the main container: `runs`;
+    `starting_at`: since when it runs or its turn has come; `waiting_reason`: why it does not run (CrashLoopBackOff,
+    ErrImagePull, ...); `restarts`; `last_life_s`: how long it ran the last time it ended, None if it never did.
+    `terminations`: of the main container; `init_terminations`: of `init_container`.
     `load`: what the engine answered the operator; None: no answer.
     """
 
@@ -84,6 +85,7 @@ class Pod:
     initialized_at: float = 0.0
     starting_at: float = 0.0
     init_container: str = ""
+    runs: bool = False
     unschedulable: str = ""
     waiting_reason: str = ""
     waiting_message: str = ""
@@ -93,6 +95,7 @@ class Pod:
     quarantined: bool = False
     load: Load | None = None
     terminations: tuple[Termination, ...] = ()
+    init_terminations: tuple[Termination, ...] = ()
 
     @property
     def is_member(self) -> bool:

@@ -75,8 +75,10 @@ def read_pod(item: Object) -> Pod | None:
     labels = _object(meta.get("labels"))
     conditions = _conditions(item)
     main = _container(_list(status.get("containerStatuses")))
-    init = _init_in_work(_list(status.get("initContainerStatuses")), _sidecars(spec))
+    inits = _list(status.get("initContainerStatuses"))
+    init = _init_in_work(inits, _sidecars(spec))
     at_work = main if init is None else init
+    lives = [main] if init is None else inits
     waiting = _object(_object(at_work.get("state")).get("waiting"))
     kinds = ("Ready", names.READINESS_GATE, "PodScheduled", "Initialized")
     ready, gate, placed, initialized = (conditions.get(kind, {}) for kind in kinds)
@@ -96,8 +98,9 @@ def read_pod(item: Object) -> Pod | None:
         node=str(spec.get("nodeName", "")),
         scheduled_at=_true_since(placed),
         initialized_at=initialized_at,
-        starting_at=max(initialized_at, _last_change(main)),
+        starting_at=max(initialized_at, *map(_last_change, lives)),
         init_container="" if init is None else str(init.get("name", "")),
+        runs="running" in _object(at_work.get("state")),
         unschedulable=str(placed.get("message", "")) if placed.get("status") == "False" else "",
         waiting_reason=str(waiting.get("reason", "")),
         waiting_message=str(waiting.get("message", "")),
@@ -107,6 +110,7 @@ def read_pod(item: Object) -> Pod | None:
         terminating="deletionTimestamp" in meta or status.get("phase") in ("Failed", "Succeeded"),
         quarantined=names.LABEL_QUARANTINED in labels,
         terminations=tuple(_terminations(main)),
+        init_terminations=() if init is None else tuple(_terminations(init)),
     )
 
 
@@ -132,8 +136,8 @@ def _sidecars(spec: Object) -> frozenset[str]:
 def _last_change(container: Object) -> float:
     """When it began to run, or has ended."""
     begun = _object(_object(container.get("state")).get("running")).get("startedAt")
-    ended = _object(_object(container.get("lastState")).get("terminated")).get("finishedAt")
-    return max(_moment(begun), _moment(ended))
+    ends = (_object(_object(container.get(part)).get("terminated")) for part in ("state", "lastState"))
+    return max(_moment(begun), *(_moment(ended.get("finishedAt")) for ended in ends))
 
 
 def _true_since(condition: Object) -> float:
@@ -151,11 +155,11 @@ def _count(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _terminations(main: Object) -> Iterable[Termination]:
-    """The last end of the container, and the one it is in."""
-    restarts = _count(main.get("restartCount"))
+def _terminations(container: Object) -> Iterable[Termination]:
+    """Its last end, and the one it is in."""
+    restarts = _count(container.get("restartCount"))
     for part, restart in (("lastState", restarts - 1), ("state", restarts)):
-        ended = _object(_object(main.get(part)).get("terminated"))
+        ended = _object(_object(container.get(part)).get("terminated"))
         if ended:
             at = _moment(ended.get("finishedAt"))
             told = str(ended.get("message", ""))

@@ -156,7 +156,8 @@ REASONS: Mapping[Reason, Entry] = {
     Reason.STARTUP_TIMED_OUT: Entry(
         _ENGINES,
         "A pod was not ready within probes.startupMaxSeconds.",
-        "Raise it if the model is large; else see the pod's log.",
+        "Raise it if the model is large; else see the pod's log. Of a pod that waits, `kubectl describe pod` tells what"
+        " for: a volume whose Secret, ConfigMap or claim is missing (FailedMount), its network, a device.",
     ),
     Reason.NOT_READY: Entry(_ENGINES, "Fewer pods are ready than are wanted.", "See the pod that the message names."),
     Reason.ROUTED: Entry("Routable", "Every ready gateway routes to a pair of this revision."),
@@ -182,7 +183,7 @@ REASONS: Mapping[Reason, Entry] = {
         "Progressing",
         "Pods of the wanted revision failed, so the last good one serves. It stays so until the spec changes.",
         "Correct what the message names in the spec. For a cause outside of it (registry, Secret, quota), correct"
-        " that and try again with `kubectl label controllerrevision NAME-REVISION sluice.dev/verdict-`.",
+        " that and try again with `kubectl label controllerrevision -n NAMESPACE NAME-REVISION sluice.dev/verdict-`.",
     ),
     Reason.WRITE_REFUSED: Entry(
         "Progressing",

@@ -66,7 +66,7 @@ def test_with_no_pod_to_be_kept_a_wedged_one_is_only_replaced(operator, served, 
     quarantine(served, sick)
     served.client.until(pod_path(served, sick.pod), lambda there: there is None)
     served.until("Ready", "True")
-    assert sick.pod not in {engine.pod for engine in fleet.of("decode")}
+    assert fleet.until(lambda: sick.pod not in {engine.pod for engine in fleet.of("decode")})
     assert events_of(served, "Quarantined") == []
 
 
@@ -89,6 +89,11 @@ def test_an_engine_that_ends_and_comes_back_leaves_one_incident_each_time(
         served.until("Ready", "False")
         served.client.merge(path, {"metadata": {"annotations": dict.fromkeys(crash)}})
         served.until("Ready", "True")
+        # As with a kubelet, so an operator that looks only now misses nothing.
+        assert (
+            served.client.get(path)["status"]["containerStatuses"][0]["lastState"]["terminated"]["message"]
+            == (crash["sluice.test/fail"])
+        )
         told = served.until_status(lambda s, n=restarts: len(s["incidents"]) == n and s["incidents"])
         assert {(i["reason"], i["message"], i["pod"], i["role"]) for i in told} == {
             (reason, words, engine.pod, "decode")

@@ -78,7 +78,7 @@ def test_a_burst_grows_decode_and_when_it_is_over_the_idle_engine_goes(operator,
     assert (down["fromReplicas"], down["toReplicas"]) == (2, 1)
     served.until_status(lambda status: status["roles"]["decode"]["summary"] == "1/1" and status["decodeReplicas"] == 1)
     # The one with the least work went, through a drain.
-    assert [engine.pod for engine in fleet.of("decode")] == [first.pod]
+    assert fleet.until(lambda: [engine.pod for engine in fleet.of("decode")] == [first.pod])
     assert (first.drains, first.running) == (0, 10)
     events = served.client.items(KINDS["Event"].path(served.namespace) + "?fieldSelector=reason=Scaled")
     assert sorted(event["message"].partition(":")[0] for event in events) == [

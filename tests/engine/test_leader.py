@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
+import pytest
 
+from sluice_engine.errors import RankFault
 from sluice_engine.executor import Executor
 from sluice_engine.leader import Generation, Leader
 from sluice_engine.mirror import RecordMirror
 from sluice_engine.pool import RecordPool
 from sluice_engine.scripted import Script, ScriptedModel
+from sluice_engine.sequence import EndCause, Gone
 from sluice_engine.server import LEAST_PAUSE_S, MOST_PAUSE_S, PACE_S, TokenSink
 from sluice_engine.spec import EngineSpec, ScriptedSpec, resolve
+from sluice_engine.step import StepResult
 from sluice_protocol.generate import EndReason, GenerateRequest, Role, TokenBatch
 from sluice_protocol.sampling import Sampling
 from sluice_records import RecordKind
@@ -26,7 +32,10 @@ class RankHere:
 
     rank = 0
 
-    def __init__(self, leader: Leader, said: list[str]) -> None:
+    def __init__(
+        self, leader: Leader, said: list[str], change: Callable[[StepResult], StepResult] = lambda result: result
+    ) -> None:
+        self._change = change
         layouts, plan = leader.resolved.layouts, leader.resolved.pools
         pools = {
             kind: RecordPool(layouts[kind], plan[kind], np.zeros(plan[kind] * layouts[kind].stride, dtype=np.uint8))
@@ -37,7 +46,7 @@ class RankHere:
         self._leader, self._said = leader, said
 
     def send(self, frame: bytes) -> None:
-        result = self._executor.execute_frame(frame)
+        result = self._change(self._executor.execute_frame(frame))
         self._said.append(f"step {result.number}")
         asyncio.get_running_loop().call_later(0, self._leader.on_result, result)
 
@@ -48,13 +57,24 @@ async def write_tokens(sink: TokenSink, said: list[str]) -> None:
         said.append(f"tokens of step {(await sink.get()).step}")
 
 
-async def test_the_next_step_is_with_the_ranks_before_anybody_writes_the_tokens_of_the_last(tmp_path: Path) -> None:
-    """Whoever writes takes longer than the plan, and the ranks would wait for it."""
-    died: list[Exception] = []
+def make_leader(tmp_path: Path, on_death: Callable[[Exception], None]) -> Leader:
     spec = EngineSpec(
         role=Role.UNIFIED, name="u", run_dir=str(tmp_path), scripted=ScriptedSpec(), memory_bytes=16 << 20
     )
-    leader = Leader(spec, resolve(spec), "u.1", on_death=died.append)
+    return Leader(spec, resolve(spec), "u.1", on_death=on_death)
+
+
+def begin(leader: Leader) -> Generation:
+    leader.attach("gw", TokenSink().put)
+    generation = leader.submit(GenerateRequest("r", "gw", (1, 2, 3), (), Sampling(max_tokens=TOKENS)))
+    assert isinstance(generation, Generation)
+    return generation
+
+
+async def test_the_next_step_is_with_the_ranks_before_anybody_writes_the_tokens_of_the_last(tmp_path: Path) -> None:
+    """Whoever writes takes longer than the plan, and the ranks would wait for it."""
+    died: list[Exception] = []
+    leader = make_leader(tmp_path, died.append)
     said: list[str] = []
     leader.ranks.append(RankHere(leader, said))
     sink = TokenSink()
@@ -115,3 +135,52 @@ async def test_a_pause_has_a_bound() -> None:
     sink.put(batch(2, 1))
     async with asyncio.timeout(10):
         assert (await sink.get()).step == 2
+
+
+CHANGES: dict[str, Callable[[StepResult], StepResult]] = {
+    "no row": lambda result: msgspec.structs.replace(result, sampled=()),
+    "a row without a token": lambda result: msgspec.structs.replace(
+        result, sampled=tuple(msgspec.structs.replace(row, tokens=()) for row in result.sampled)
+    ),
+    "another row": lambda result: msgspec.structs.replace(
+        result, sampled=tuple(msgspec.structs.replace(row, row=row.row + 1) for row in result.sampled)
+    ),
+    "a row twice": lambda result: msgspec.structs.replace(result, sampled=2 * result.sampled),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+async def test_a_result_that_is_not_what_was_asked_for_ends_the_engine(
+    tmp_path: Path, change: Callable[[StepResult], StepResult]
+) -> None:
+    """One row less in one result, and that client waited for its last token for ever, in an engine that was idle."""
+    died: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+    leader = make_leader(tmp_path, died.set_result)
+    leader.ranks.append(RankHere(leader, [], change))
+    generation = begin(leader)
+    async with asyncio.timeout(30):
+        error = await died
+    assert isinstance(error, RankFault)
+    assert error.reason == "IncompleteResult"
+    assert not generation.ended.done()
+
+
+async def test_a_digest_that_was_not_told_ends_the_engine_too(tmp_path: Path) -> None:
+    died: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+    leader = make_leader(tmp_path, died.set_result)
+    leader.ranks.append(RankHere(leader, [], lambda result: msgspec.structs.replace(result, digests=())))
+    leader.attach("gw", TokenSink().put)
+    page = leader.resolved.limits.page_tokens
+    leader.submit(GenerateRequest("r", "gw", (1,) * (page + 1), (), Sampling(max_tokens=TOKENS)))
+    async with asyncio.timeout(30):
+        error = await died
+    assert "digests" in str(error)
+
+
+async def test_a_sequence_that_has_finished_leaves_no_stream_behind(tmp_path: Path) -> None:
+    leader = make_leader(tmp_path, lambda error: None)
+    generation = begin(leader)
+    leader._on_gone(Gone(generation.sequence, EndCause.FINISHED, 0, 1))
+    ended = await generation.ended
+    assert (ended.reason, ended.error) == (EndReason.FAILED, "TokensLost")
+    assert not leader.streams

@@ -153,7 +153,7 @@ def test_a_large_fleet_in_trouble_fits_into_the_mirror(recorder: Recorder) -> No
 def test_a_turn_that_fails_is_the_death_of_the_loop(recorder: Recorder) -> None:
     marks = GatewayMarks(recorder)
     marks.begin()
-    marks.end(failed=True)
+    marks.end(failed="a turn")
     assert Copy(recorder.view).rows()["gateway.loop"].state is State.FAILED
     told = Eye(recorder).look(0.0)
     assert (told.kind, told.reason, told.culprit) == (Kind.DEAD, Reason.THREAD_DEAD, "gateway.loop")

@@ -100,6 +100,41 @@ async def test_without_another_pair_it_is_waited_for(start: Any, trouble: Any) -
     stack[name].voice.set()
 
 
+def quarantine(engine: MemoryEngine) -> None:
+    engine.quarantined = True
+
+
+def quarantine_in_a_drain(engine: MemoryEngine) -> None:
+    engine.quarantined = engine.draining = True
+
+
+@pytest.mark.parametrize("trouble", [quarantine, quarantine_in_a_drain, mute])
+async def test_what_does_not_come_back_is_not_waited_for_though_nobody_else_is_there(start: Any, trouble: Any) -> None:
+    """In quarantine an engine stays as it is for ten minutes, and so did the streams of its clients."""
+    stack, asking, name = await hanging(start, silent_s=1.0)
+    other = "d1" if name == "d2" else "d2"
+    set_unready(stack[other])
+    await stack.until(lambda: bool(stack.gateway.members.links[other].view.unusable))
+    trouble(stack[name])
+    await stack.until(lambda: not stack[name].running or stack.gateway.dispatcher.queued > 0)
+    stack[other].not_ready = False
+    assert text_of(await asyncio.wait_for(asking, 20)) == TEXT[:20]
+    stack[name].voice.set()
+
+
+async def test_who_answers_and_is_only_not_ready_is_waited_for_however_long(start: Any) -> None:
+    stack, asking, name = await hanging(start, silent_s=0.2)
+    other = "d1" if name == "d2" else "d2"
+    set_unready(stack[other])
+    await stack.until(lambda: bool(stack.gateway.members.links[other].view.unusable))
+    set_unready(stack[name])
+    await asyncio.sleep(3 * TIMINGS.sick_s)
+    assert not asking.done()
+    assert stack[name].running
+    stack[other].not_ready = False
+    assert text_of(await asyncio.wait_for(asking, 20)) == TEXT[:20]
+
+
 async def test_an_engine_that_drains_finishes_what_it_has(start: Any) -> None:
     stack, asking, name = await hanging(start)
     stack[name].draining = stack[name].not_ready = True

@@ -91,6 +91,34 @@ def test_a_stopped_gateway_is_a_wedge_with_its_state(stack: RunningStack) -> Non
     assert "State:\tT" in (Path(said["evidence"]["path"]) / "gateway.proc").read_text()
 
 
+def drain_while_stopped(stack: RunningStack, told: dict[str, Any]) -> None:
+    assert stack.gateway is not None
+    os.kill(told["gateway"], signal.SIGSTOP)
+    stack.gateway.popen.send_signal(signal.SIGTERM)
+    eventually(lambda: get(f"{told['probes']}/readyz")[0] == 503, "it drains")
+
+
+def test_a_gateway_that_dies_in_its_drain_is_a_death_all_the_same(stack: RunningStack) -> None:
+    """It was told as a good end: status 0, and no evidence."""
+    told = begin(stack)
+    drain_while_stopped(stack, told)
+    os.kill(told["gateway"], signal.SIGKILL)
+    assert stack.gateway is not None
+    assert stack.gateway.popen.wait(30) == 1
+    said = events(stack)
+    assert (said["incident"]["reason"], said["incident"]["culprit"]) == ("GatewayDead", "gateway")
+
+
+def test_a_gateway_that_freezes_in_its_drain_is_named_in_its_budget(stack: RunningStack) -> None:
+    told = begin(stack, floor_s=1.0)
+    drain_while_stopped(stack, told)
+    assert stack.gateway is not None
+    assert stack.gateway.popen.wait(40) == 3
+    said = events(stack)
+    assert (said["incident"]["reason"], said["incident"]["culprit"]) == ("EventLoopBlocked", "gateway.loop")
+    assert "stopped by a signal" in said["incident"]["message"]
+
+
 def test_a_supervisor_that_is_killed_takes_the_gateway_with_it(stack: RunningStack) -> None:
     told = begin(stack)
     assert stack.gateway is not None

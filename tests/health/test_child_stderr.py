@@ -6,11 +6,13 @@ import asyncio
 import json
 import os
 import sys
+import time
 
 import pytest
 
-from sluice_engine.child_stderr import MAX_LINE_BYTES, READ_BYTES, ChildStderr, passed_on
+from sluice_engine.child_stderr import MAX_LINE_BYTES, ChildStderr, passed_on
 from sluice_engine.log import LogFormat
+from sluice_engine.processes import json_lines
 
 pytestmark = pytest.mark.timeout(60)
 DEADLINE_S = 30.0
@@ -75,8 +77,7 @@ async def test_a_child_whose_supervisor_is_frozen_goes_on_and_says_what_it_lost(
     assert process.stdout is not None
     assert process.stdin is not None
     assert await asyncio.wait_for(process.stdout.readline(), DEADLINE_S) == b"ready\n"
-    while stderr._read():
-        pass
+    assert not stderr._pass_on(DEADLINE_S)
     process.stdin.write(b"\n")
     assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 0
     stderr.close()
@@ -108,28 +109,76 @@ async def test_lines_that_come_one_after_another_are_passed_on_together_and_none
     assert said[-1] == b"and the last\n"
 
 
-async def test_more_than_a_block_is_read_without_a_pause():
-    said: list[bytes] = []
-    stderr = ChildStderr(said.append)
-    os.write(stderr.child_fd, b"z" * (2 * READ_BYTES - 1) + b"\n")
-    reads = []
-    read = stderr._read
-    stderr._read = lambda: reads.append(read()) or reads[-1]
-    async with asyncio.timeout(DEADLINE_S):
-        while sum(reads) < 2 * READ_BYTES:
-            assert stderr._pause is None
-            await asyncio.sleep(0)
-    stderr.close()
-
-
 async def test_a_line_without_an_end_is_passed_on_in_pieces():
     said: list[bytes] = []
     stderr = ChildStderr(said.append)
     writing = stderr.child_fd
     for _ in range(3):
         os.write(writing, b"y" * MAX_LINE_BYTES)
-        while stderr._read():
-            pass
+        assert not stderr._pass_on(DEADLINE_S)
     stderr.close()
     assert b"".join(said).count(b"y") == 3 * MAX_LINE_BYTES
-    assert max(len(line) for line in said) <= MAX_LINE_BYTES + 1
+    assert max(map(len, b"".join(said).splitlines())) <= MAX_LINE_BYTES
+
+
+class Turns:
+    """The longest time that the loop had no turn for others."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    async def run(self) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.001)
+            self.longest_s = max(self.longest_s, time.monotonic() - before)
+
+
+def slowly(lines: bytes) -> None:
+    """As a log's sink that is busy: a block of short lines would take seconds."""
+    until = time.monotonic() + 0.0001 * lines.count(b"\n")
+    while time.monotonic() < until:
+        pass
+
+
+async def test_who_writes_without_end_leaves_the_loop_to_others():
+    """A library's error in a loop, and the supervisor answered no probe: the engine was killed for what it said."""
+    stderr, turns = ChildStderr(slowly), Turns()
+    os.write(stderr.child_fd, b"\n" * 60_000)
+    others = asyncio.create_task(turns.run())
+    await asyncio.sleep(0.5)
+    others.cancel()
+    assert 0.0 < turns.longest_s < 1.5  # 6 s for all of them
+    began = time.monotonic()
+    stderr.close()
+    assert time.monotonic() - began < 5.0
+
+
+async def test_what_a_child_said_last_is_passed_on_as_far_as_time_goes_and_the_rest_is_counted():
+    said: list[bytes] = []
+
+    def record(lines: bytes) -> None:
+        said.append(lines)
+        slowly(lines)
+
+    stderr = ChildStderr(record)
+    os.write(stderr.child_fd, b"\n" * 60_000 + b"cut")
+    stderr.close()
+    told = json.loads(said.pop())
+    assert said
+    assert (told["event"], told["bytes"] + len(b"".join(said))) == ("dropped", 60_003)
+
+
+async def test_noise_on_stdout_leaves_the_loop_to_others_too():
+    stream, turns = asyncio.StreamReader(), Turns()
+    stream.feed_data(b"x\n" * 60_000)
+
+    async def read() -> None:
+        async for _ in json_lines(stream, slowly):
+            pass
+
+    others, reading = asyncio.create_task(turns.run()), asyncio.create_task(read())
+    await asyncio.sleep(0.5)
+    assert 0.0 < turns.longest_s < 1.5
+    others.cancel()
+    reading.cancel()

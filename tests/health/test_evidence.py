@@ -168,6 +168,15 @@ def test_numbers_go_on_and_the_oldest_go_first(tmp_path, recorder) -> None:
     assert names == [f"incident-000{n}-DeviceStuck" for n in (3, 4, 5)]
 
 
+def test_what_cannot_be_looked_at_keeps_no_bundle_from_going(tmp_path, recorder) -> None:
+    """A link that leads nowhere in the oldest: it was the last bundle that ever went."""
+    first = bundle(tmp_path, recorder)
+    (first / "gone").symlink_to(tmp_path / "nowhere")
+    for _ in range(3):
+        bundle(tmp_path, recorder, limits=EvidenceLimits(bundles=2))
+    assert len(list((tmp_path / "evidence").iterdir())) == 2
+
+
 def test_bytes_are_bounded_but_the_newest_stays(tmp_path, recorder) -> None:
     for _ in range(3):
         bundle(tmp_path, recorder)

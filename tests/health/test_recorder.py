@@ -198,7 +198,7 @@ def test_marks_cost_nothing_but_stores_where_nobody_watches() -> None:
 
 def test_the_queue_is_idle_or_waits_and_never_starts(tmp_path):
     """It has no loop of its own: what the leader's loop is in, it is not."""
-    recorder = Recorder.create(tmp_path / "recorder", ["leader.loop", "leader.queue", "leader.running"])
+    recorder = Recorder.create(tmp_path / "recorder", ["leader.loop", "leader.queue", "leader.running", "leader.grpc"])
     marks = LeaderMarks(recorder)
     marks.begin(Phase.STARTING)
     assert Copy(recorder.view).rows()["leader.queue"].phase is Phase.IDLE

@@ -95,7 +95,19 @@ def test_a_probe_port_that_is_taken(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with supervised(tmp_path, ports={"probe": port}) as process:
             assert process.popen.wait(60) == 1
-    assert_told(tmp_path, "StartFailed", "supervisor", f"is probe port {port} taken?")
+    assert_told(tmp_path, "StartFailed", "supervisor", f"probe port {port} of 127.0.0.1 is taken")
+
+
+def test_a_start_that_fails_is_never_held(tmp_path: Path) -> None:
+    """It was kept for ten minutes, with no port at which anybody could have seen that."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        port = taken.getsockname()[1]
+        health = {"debug_port": port, "quarantine_s": 3600.0, "quarantine_after": 1}
+        with supervised(tmp_path, health=health) as process:
+            assert process.popen.wait(60) == 1
+    assert_told(tmp_path, "StartFailed", "supervisor", f"debug port {port} of 127.0.0.1 is taken")
 
 
 def test_a_leader_frozen_before_it_listens(tmp_path: Path) -> None:

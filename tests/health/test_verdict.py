@@ -155,6 +155,8 @@ STALLED = [
     ({"leader.hicache": {"pending": 2}}, ["leader.hicache"], Reason.TIER_STUCK, "leader.hicache"),
     ({"leader.accept": {"pending": 2}}, ["leader.accept"], Reason.NOT_ACCEPTING, "leader.accept"),
     ({"gateway.accept": {"pending": 2}}, ["gateway.accept"], Reason.NOT_ACCEPTING, "gateway.accept"),
+    ({"leader.grpc": {"pending": 1}}, ["leader.grpc"], Reason.RPC_FROZEN, "leader.grpc"),
+    ({"gateway.grpc": {"pending": 1}}, ["gateway.grpc"], Reason.RPC_FROZEN, "gateway.grpc"),
     ({"leader.queue": {"pending": 2}}, ["leader.queue"], Reason.QUEUE_STARVED, "leader.queue"),
     ({"leader.running": {"pending": 1}}, ["leader.running"], Reason.QUEUE_STARVED, "leader.running"),
     ({"leader.lease": {"pending": 1}}, ["leader.lease"], Reason.LEASE_THREAD_DEAD, "leader.lease"),
@@ -204,15 +206,31 @@ def test_who_is_passed_over_by_nobody_but_a_loop_that_makes_no_step_is_not_to_bl
     assert wedged(engine.run(BUDGETS.floor_s + 2)) == (Reason.QUEUE_STARVED, "leader.loop")
 
 
-@pytest.mark.parametrize("waits", ["leader.queue", "leader.running"])
-def test_who_waits_for_a_loop_that_does_not_turn_is_not_to_blame(waits):
-    """The loop says who waits; it stood still right after it had said so of somebody for the first time."""
+@pytest.mark.parametrize(
+    ("waits", "loop"),
+    [
+        ("leader.queue", "leader.loop"),
+        ("leader.running", "leader.loop"),
+        ("leader.grpc", "leader.loop"),
+        ("gateway.grpc", "gateway.loop"),
+    ],
+)
+def test_who_waits_for_a_loop_that_does_not_turn_is_not_to_blame(waits, loop):
+    """The loop says who waits, and calls itself; it stood still right after it had done so for the first time."""
     engine = Engine()
     engine.set(waits, pending=1)
     engine.no_progress = {waits}
     engine.run(0.5)
-    engine.no_ticks = {"leader.loop"}
-    assert wedged(engine.run(BUDGETS.floor_s + 2)) == (Reason.EVENT_LOOP_BLOCKED, "leader.loop")
+    engine.no_ticks = {loop}
+    assert wedged(engine.run(BUDGETS.floor_s + 2)) == (Reason.EVENT_LOOP_BLOCKED, loop)
+
+
+def test_a_step_that_stands_is_no_excuse_for_grpc():
+    engine = Engine()
+    engine.set("leader.loop", pending=1, step=8, expected_ns=int(600e9))
+    engine.set("leader.grpc", pending=1)
+    engine.no_progress = {"leader.loop", "rank0.loop", "leader.grpc"}
+    assert wedged(engine.run(BUDGETS.floor_s + 2)) == (Reason.RPC_FROZEN, "leader.grpc")
 
 
 @pytest.mark.parametrize("waits", ["leader.queue", "leader.running"])
@@ -436,3 +454,41 @@ def test_the_one_line_names_reason_culprit_phase_age_and_what_waits():
     assert str(told) == "Wedged: DeviceStuck: rank0.device was device for 31.2 s of 30.0 s with 4 pending"
     assert told.as_dict()["verdict"] == "wedged"
     assert told.as_dict()["budget_s"] == 30.0
+
+
+# -- a start that does not go on: who is it that the others wait for?
+
+BEGUN = {"state": State.RUNNING, "phase": Phase.STARTING}
+UNBORN = {"state": State.ABSENT, "phase": Phase.IDLE, "thread": Thread.UNKNOWN, "ticks": 0}
+STARTS = {
+    "the leader reads weights": ({"leader.loop": BEGUN | {"phase": Phase.LOADING}}, "leader.loop"),
+    "the leader has not begun": ({}, "leader.loop"),
+    "the sidecar has not begun": ({"leader.loop": BEGUN, "rank0.loop": BEGUN, "rank1.loop": BEGUN}, "sidecar.socket"),
+    "the sidecar has begun": (
+        {"leader.loop": BEGUN, "sidecar.socket": BEGUN, "rank0.loop": BEGUN | {"phase": Phase.RECEIVING}}
+        | {"rank1.loop": BEGUN | {"phase": Phase.RECEIVING}},
+        "sidecar.socket",
+    ),
+    "the sidecar is stopped": (
+        {"leader.loop": BEGUN, "rank0.loop": BEGUN, "sidecar.poller": UNBORN | {"thread": Thread.STOPPED}},
+        "sidecar.poller",
+    ),
+    "a rank loads": (
+        {"leader.loop": BEGUN, "rank0.loop": BEGUN | {"phase": Phase.LOADING}}
+        | {"rank1.loop": BEGUN | {"phase": Phase.RECEIVING}}
+        | dict.fromkeys(("leader.lease", "sidecar.socket", "sidecar.poller"), BEGUN | {"phase": Phase.POLLING}),
+        "rank0.loop",
+    ),
+}
+
+
+@pytest.mark.parametrize(("rows", "culprit"), STARTS.values(), ids=STARTS.keys())
+def test_a_start_that_stands_is_put_down_to_whom_the_others_wait_for(rows, culprit):
+    watched = engine_rows(Role.DECODE, "nixl", ranks=2)
+    readings = {row.name: replace(healthy_rows()[row.name], **UNBORN | rows.get(row.name, {})) for row in watched}
+    before = carry(None, Reading(0.0, readings, started=False))
+    turned = {name: replace(row, ticks=row.ticks + 1) for name, row in readings.items()}
+    after = Reading(BUDGETS.start_s + 1, turned, started=False)
+    told = verdict(before, after, BUDGETS, watched)
+    assert (told.reason, told.culprit) == (Reason.START_STALLED, culprit)
+    assert ("stopped by a signal" in str(told)) == (culprit == "sidecar.poller")

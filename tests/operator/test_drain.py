@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from operator_cluster import manifest
 
 from sluice_operator.accept import parse
@@ -18,7 +19,7 @@ from sluice_operator.plan import plan
 from sluice_operator.quarantine import quarantine
 from sluice_operator.render.revision import StandardRenderer
 
-NOW, TIMEOUT = 1000.0, 30.0
+NOW, TIMEOUT = 100_000.0, 30.0
 D = Workload("m-decode-r", PodRole.DECODE, "r", 2, "u", "7")
 
 
@@ -105,6 +106,13 @@ def test_where_nobody_is_to_go_drained_pods_are_replaced_and_restarted_ones_reop
     assert settle([draining("a")], NOW, TIMEOUT) == ()
 
 
+def test_a_drain_whose_gate_nobody_came_to_close_is_carried_on():
+    """The operator ended between the two, and what it had drained served nobody for ever."""
+    told = pod("a", load=Load(draining=True, empty=True))
+    assert settle([told, pod("b")], NOW, TIMEOUT) == (SetServing("a", "a", False),)
+    assert settle([replace(told, serving=None)], NOW, TIMEOUT) == (SetServing("a", "a", False),)
+
+
 def test_a_drain_that_had_begun_when_the_spec_was_refused_is_finished():
     """Its pod was empty and gated, and served nobody until somebody wrote a good spec."""
     empty = Load(draining=True, empty=True)
@@ -150,7 +158,8 @@ def test_each_way_not_to_come_up_has_its_reason():
         "ContainerConfigError": down("a", **fresh, waiting_reason="CreateContainerConfigError"),
         "CrashLoop": down("a", **fresh, waiting_reason="CrashLoopBackOff", restarts=3),
         "StartupTimedOut": down("a", **(fresh | {"scheduled_at": NOW - 500})),
-        "Starting ": down("a", **(fresh | {"scheduled_at": NOW - 5000}), init_container="download"),
+        "Starting ": down("a", **(fresh | {"scheduled_at": NOW - 5000}), init_container="download", runs=True),
+        "StartupTimedOut ": down("a", **(fresh | {"scheduled_at": NOW - 500}), init_container="download"),
         "NotReady": down("a"),
     }
     for reason, seen_pod in told.items():
@@ -197,7 +206,48 @@ def test_what_an_init_container_does_is_named_and_no_start_of_the_engine():
         == "CrashLoop"
     )
     assert has_failed(down("a", **download, waiting_reason="CrashLoopBackOff", restarts=12), NOW, 120.0, NOW)
-    assert not has_failed(down("a", **download), NOW, 120.0, NOW)
+    assert not has_failed(down("a", **download, runs=True), NOW, 120.0, NOW)
+    told = end(11, 1, "HubRefused: 401: look at model.hf.tokenSecret")
+    looping = down("a", **download, waiting_reason="CrashLoopBackOff", restarts=12, init_terminations=(told,))
+    assert "HubRefused: 401" in why_not_ready(looping, NOW, 120.0)[1]
+    assert seen([looping]) == ()  # no incident of an engine
+
+
+def test_an_init_container_that_only_waits_is_no_download():
+    """Its volume's Secret was missing: it "had run" for hours, and the rollout was never taken back."""
+    waits = {"started": False, "load": None, "scheduled_at": NOW - 9000, "init_container": "copy", "runs": False}
+    one = down("a", **waits, starting_at=NOW - 179, waiting_reason="PodInitializing")
+    reason, detail = why_not_ready(one, NOW, 120.0)
+    assert (reason, "waits (PodInitializing)" in detail) == ("Starting", True)  # the one before it took two hours
+    assert not has_failed(one, NOW, 120.0, NOW)
+    assert why_not_ready(one, NOW + 2, 120.0)[0] == "StartupTimedOut"
+    assert has_failed(one, NOW + 2, 120.0, NOW)
+
+
+def test_an_init_container_that_fails_after_a_long_time_fails():
+    """A download that always ends when the disk is full is no engine that has served."""
+    fails = {"started": False, "load": None, "scheduled_at": NOW - 18000, "init_container": "download"}
+    loops = down("a", **fails, restarts=3, last_life_s=2400.0, runs=True, init_terminations=(end(2, 1),))
+    assert has_failed(loops, NOW, 120.0, NOW)
+    # It began anew with its node, and had ended well each time.
+    again = replace(loops, init_terminations=(end(2, 0),))
+    assert why_not_ready(again, NOW, 120.0)[0] == "Starting"
+    assert not has_failed(again, NOW, 120.0, NOW)
+
+
+@pytest.mark.parametrize("init", ["", "download"])
+@pytest.mark.parametrize("reason", ["ImagePullBackOff", "CreateContainerConfigError", "CrashLoopBackOff", ""])
+def test_what_a_pod_has_had_once_is_no_fault_of_its_revision(init, reason):
+    """It served for hours and ran out of memory, or its node began anew, while the registry or the hub was away."""
+    here = {"started": False, "load": None, "init_container": init, "waiting_reason": reason, "restarts": 3}
+    pod = down("a", **here, scheduled_at=NOW - 18000, initialized_at=NOW - 17000, starting_at=NOW - 400)
+    served = replace(pod, ready_changed_at=NOW - 400, last_life_s=3.0)
+    is_engine = not init and reason in ("CrashLoopBackOff", "")
+    assert has_failed(replace(served, ready_changed_at=NOW - 18000), NOW, 120.0, NOW - 400)
+    assert has_failed(served, NOW, 120.0, NOW - 400) == is_engine
+    # Its node has begun anew, and init has ended once more.
+    if not init:
+        assert has_failed(replace(served, initialized_at=NOW - 390), NOW, 120.0, NOW - 400) == is_engine
 
 
 def test_an_image_must_be_refused_for_a_while_that_was_seen():

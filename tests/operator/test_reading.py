@@ -73,6 +73,14 @@ def test_an_init_container_that_is_not_done_is_what_the_pod_waits_for():
         pod(initContainerStatuses=[crashed | {"lastState": {"terminated": ended}}], containerStatuses=[main])
     )
     assert (read.restarts, read.waiting_reason, read.last_life_s) == (12, "CrashLoopBackOff", 5.0)
+    assert (read.terminations, read.init_terminations) == ((), (Termination(11, 1, "", "", 25.0),))
+    done = {"name": "copy", "state": {"terminated": ended | {"exitCode": 0, "finishedAt": "1970-01-01T00:00:50Z"}}}
+    waits = {"name": "download", "state": {"waiting": {"reason": "PodInitializing"}}}
+    read = read_pod(pod(initContainerStatuses=[done, waits], containerStatuses=[main]))
+    assert (read.init_container, read.runs, read.starting_at) == ("download", False, 50.0)
+    runs = {"name": "download", "state": {"running": {"startedAt": "1970-01-01T00:00:51Z"}}}
+    read = read_pod(pod(initContainerStatuses=[done, runs], containerStatuses=[main]))
+    assert (read.init_container, read.runs, read.starting_at) == ("download", True, 51.0)
 
 
 def test_a_sidecar_among_init_containers_never_ends_and_hides_nothing_once_it_has_started():

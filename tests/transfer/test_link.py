@@ -18,6 +18,7 @@ from sluice_engine.transfer.link import SidecarLink, TransferLink
 from sluice_engine.transfer.local import LocalLink
 from sluice_engine.transfer.memory import Fault, MemoryFabric, MemoryTransfer
 from sluice_engine.transfer.messages import (
+    Attached,
     FetchWanted,
     LaneReport,
     PullEvent,
@@ -25,6 +26,7 @@ from sluice_engine.transfer.messages import (
     PullsTerminal,
     RecordsDone,
     SidecarHello,
+    Stats,
     encode_frame,
 )
 from sluice_engine.transfer.stream import StreamTransfer, read_ranges
@@ -234,3 +236,41 @@ async def test_connecting_outlives_a_sidecar_that_is_just_dying(tmp_path: Path) 
         link = await SidecarLink.connect(path, lambda event: None, timeout_s=20)
         assert (visits, link.hello) == (3, told)
         await link.close()
+
+
+async def test_an_answer_to_who_has_given_up_is_nobodys_and_the_link_goes_on(tmp_path: Path) -> None:
+    """A sidecar that was slow for as long as it may be: its late word tore the link, and all pulls with it."""
+    path, asked, answer = tmp_path / "s.sock", asyncio.Event(), asyncio.Event()
+    told = SidecarHello("nixl", "i.1", "agent", b"", (), 1, LaneReport("cma", "cma", 1.0))
+    stats = Stats({"pulls": 3}, 1, 0, 0, 0)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(encode_frame(told))
+        await reader.read(1)
+        asked.set()
+        await answer.wait()
+        writer.write(encode_frame(Attached("source.1")) + encode_frame(Attached("source.1")) + encode_frame(stats))
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_unix_server(serve, path):
+        link = await SidecarLink.connect(path, lambda event: None, timeout_s=20)
+        early = asyncio.create_task(link.attach(hello({})))
+        late = asyncio.create_task(link.attach(hello({})))
+        await asked.wait()
+        early.cancel()
+        await asyncio.gather(early, return_exceptions=True)
+        asking = asyncio.create_task(link.stats())
+        await asyncio.sleep(0)
+        answer.set()
+        async with asyncio.timeout(20):
+            await late
+            assert await asking == stats
+        assert not link.closed.done()
+        # Nor is it a fault of its end.
+        again = asyncio.create_task(link.attach(hello({})))
+        await asyncio.sleep(0)
+        again.cancel()
+        await asyncio.gather(again, return_exceptions=True)
+        await link.close()
+        assert "closed" in link.closed.result()

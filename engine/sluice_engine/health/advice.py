@@ -60,6 +60,10 @@ ADVICE: Mapping[Reason, Advice] = {
         "connections wait at the port of a leader or gateway, and none of them is accepted",
         "Look at the process's open files against its limit (`*.proc`: limits, and /proc/PID/fd): raise `nofile`.",
     ),
+    Reason.RPC_FROZEN: Advice(
+        "gRPC's own threads do not carry a call of the process to itself, so they carry none of anybody's",
+        "Look at the process's threads without a Python stack (`*.proc`): stopped, or short of memory or descriptors.",
+    ),
     Reason.DRAIN_STALLED: Advice(
         "what was asked to end, or an engine that was asked to drain, did not within more time than that may take",
         "Read its stack; what it was finishing is lost, and its clients have been sent elsewhere or told.",

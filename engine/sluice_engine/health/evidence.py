@@ -85,10 +85,18 @@ def _write_processes(fresh: Path, run_dir: Path, pids: Mapping[str, int]) -> Non
 def prune(folder: Path, limits: EvidenceLimits) -> None:
     """Oldest first, by number. What is no bundle is somebody else's, and stays."""
     bundles = sorted((path for path in folder.glob(f"{PREFIX}*") if path.is_dir()), key=_number)
-    sizes = [sum(file.stat().st_size for file in bundle.iterdir()) for bundle in bundles]
+    sizes = [sum(_bytes_of(file) for file in bundle.iterdir()) for bundle in bundles]
     while len(bundles) > 1 and (len(bundles) > limits.bundles or sum(sizes) > limits.nbytes):
         shutil.rmtree(bundles.pop(0), ignore_errors=True)
         sizes.pop(0)
+
+
+def _bytes_of(file: Path) -> int:
+    """0 for what cannot be looked at, such as a link that leads nowhere: it keeps no other bundle from going."""
+    try:
+        return file.lstat().st_size
+    except OSError:
+        return 0
 
 
 def _number(bundle: Path) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import math
 import os
 import sys
@@ -115,6 +116,15 @@ def _why(error: OSError, within_s: float) -> str:
     return str(error) or f"not within {within_s:.0f} s"
 
 
+async def _starting(server: ProbeServer, host: str, port: int, name: str) -> int:
+    try:
+        return await server.start(host, port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise OSError(error.errno, f"{name} port {port} of {host} is taken: name another, or free it") from error
+        raise
+
+
 class Guard:
     """States: starting -> ready <-> not ready -> collecting evidence -> (quarantined ->) over."""
 
@@ -122,7 +132,7 @@ class Guard:
         self.service, self.policy = service, policy
         self.recorder = Recorder.create(service.run_dir / FILE_NAME, [row.name for row in service.watched])
         self._clock = clock
-        self.watch = Watch(self.recorder, service.watched, policy.budgets, clock)
+        self.watch = Watch(self.recorder, service.watched, policy.budgets, clock, pids=service.pids)
         self.accepts = [
             AcceptMarks(self.recorder.row(row.name), partial(self._pid_of, row.process))
             for row in service.watched
@@ -145,8 +155,9 @@ class Guard:
         return self.service.pids().get(process)
 
     async def start(self, host: str, port: int = 0) -> None:
-        self.probe_port = await self._probes.start(host, port)
-        self.debug_port = await self._debug.start("127.0.0.1", self.policy.debug_port)
+        """Raises OSError, which says which port is taken."""
+        self.probe_port = await _starting(self._probes, host, port, "probe")
+        self.debug_port = await _starting(self._debug, "127.0.0.1", self.policy.debug_port, "debug")
 
     async def stop(self) -> None:
         await self._probes.stop()
@@ -257,7 +268,9 @@ class Guard:
         await self._write_message(message, bundle)
         incidents = await self._note(verdict, message)
         self.collecting = False
-        if must_quarantine(incidents, boot_id(), seconds_since_boot(), self.policy.quarantine):
+        # Without probes nobody could see that it is held, and nothing has begun that one could look at.
+        has_begun = bool(self.debug_port)
+        if has_begun and must_quarantine(incidents, boot_id(), seconds_since_boot(), self.policy.quarantine):
             await self._hold(message, len(incidents))
         return EXIT_WEDGED if verdict.kind is Kind.WEDGED else EXIT_DEAD
 

@@ -19,6 +19,7 @@ class LeaderMarks:
         self.row: Row = unrecorded("leader.loop") if recorder is None else recorder.row("leader.loop")
         self.queue: Row = unrecorded("leader.queue") if recorder is None else recorder.row("leader.queue")
         self.running: Row = unrecorded("leader.running") if recorder is None else recorder.row("leader.running")
+        self.grpc: Row = unrecorded("leader.grpc") if recorder is None else recorder.row("leader.grpc")
         self._throughput = Throughput(cold_ns)
         self._tokens = 0
         self._mirrored_ns = self._read = 0

@@ -257,6 +257,8 @@ def carry(before: Reading | None, after: Reading) -> Reading:
 
 # They sit out the step in hand.
 WAIT_FOR_STEPS = ("leader.queue", "leader.running")
+# Asked and answered by it.
+WAIT_FOR_LOOPS = ("leader.grpc", "gateway.grpc")
 
 
 def expected_ns(row: RowReading, rows: Mapping[str, RowReading]) -> int:
@@ -267,11 +269,16 @@ def expected_ns(row: RowReading, rows: Mapping[str, RowReading]) -> int:
     return row.expected_ns
 
 
-def look_at_threads(rows: Mapping[str, RowReading], look: Look) -> dict[str, RowReading]:
-    """The same rows with what `look` says of the thread of each running one."""
+def look_at_threads(
+    rows: Mapping[str, RowReading], look: Look, pids: Mapping[str, int] | None = None
+) -> dict[str, RowReading]:
+    """The same rows with what `look` says of the thread of each running one; of one that has not begun, of its process,
+    where `pids` has that."""
     looked = dict(rows)
     for name, row in rows.items():
-        if row.state is State.RUNNING:
+        if row.state is State.ABSENT and (pid := (pids or {}).get(name.partition(".")[0])):
+            looked[name] = replace(row, thread=look(pid, pid)[0])
+        elif row.state is State.RUNNING:
             thread, cpu_s = look(row.pid, row.tid)
             looked[name] = replace(row, thread=thread, cpu_s=cpu_s)
     return looked

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from sluice_engine.health.layout import Phase, State
-from sluice_engine.health.reading import WAIT_FOR_STEPS, Reading, RowReading, Thread, expected_ns
-from sluice_engine.health.watched import Reason, Watched
+from sluice_engine.health.reading import WAIT_FOR_LOOPS, WAIT_FOR_STEPS, Reading, RowReading, Thread, expected_ns
+from sluice_engine.health.watched import LEADER_LOOP, Reason, Watched
 
 
 class Kind(StrEnum):
@@ -169,7 +169,7 @@ def _frozen_loops(before: Reading, after: Reading, budgets: Budgets, watched: Se
         reason, culprit = _reason_of_frozen(thread, row)
         yield Verdict(Kind.WEDGED, reason, culprit, describe_doing(row), age, budget, row.pending, _stopped(row))
     for thread, row, age, budget, _ in frozen:
-        yield from _judge_slow(age, budget, budgets.slow, _reason_of_frozen(thread, row), row)
+        yield from _judge_slow(age, budget, budgets.slow, _reason_of_frozen(thread, row), row, is_due=True)
 
 
 def _reason_of_frozen(thread: Watched, row: RowReading) -> tuple[str, str]:
@@ -202,12 +202,15 @@ def _frozen_work(before: Reading, after: Reading, budgets: Budgets, watched: Seq
 
 
 def _is_excused(name: str, before: Reading, after: Reading, seconds: float) -> bool:
-    """Whether who waits by that row waits for the leader's loop, which says who does: it does not turn; or the step in
-    hand stands; or, for those that run, no step is made."""
-    old, row = before.rows.get("leader.loop"), after.rows.get("leader.loop")
-    if name not in WAIT_FOR_STEPS or old is None or row is None:
+    """Whether who waits by that row waits for its process's loop, which says who does: it does not turn; or, for
+    sequences, the step in hand stands; or, for those that run, no step is made."""
+    loop = f"{name.partition('.')[0]}.loop"
+    old, row = before.rows.get(loop), after.rows.get(loop)
+    if name not in (*WAIT_FOR_STEPS, *WAIT_FOR_LOOPS) or old is None or row is None:
         return False
     is_silent = old.ticks == row.ticks and after.at_s - old.ticked_s > seconds
+    if name in WAIT_FOR_LOOPS:
+        return is_silent
     has_moved = not (old.pending and row.pending and old.progress == row.progress)
     stands = not has_moved and after.at_s - old.progressed_s > seconds
     return is_silent or (stands and (name == "leader.running" or row.progress < row.step))
@@ -237,14 +240,22 @@ def _stalled_start(before: Reading, after: Reading, budgets: Budgets, watched: S
 
 
 def _last_to_start(after: Reading, watched: Sequence[Watched]) -> RowReading:
-    """A loop that has not begun; else who loads; else who did something last. Threads without a loop may never begin:
-    there are no collectives where there is one rank."""
+    """Who is stopped; else a leader that loads, for the others begin after it; else a process of which nothing has
+    begun; else a loop that has begun and does not turn yet, the leader's last, which waits for all; else one that has
+    not begun; else who loads; else who did something last. Threads without a loop may never begin: there are no
+    collectives where there is one rank."""
     rows = list(after.rows.values())
     loops = [after.rows[thread.name] for thread in watched if thread.ticks and thread.name in after.rows]
     loading = [row for row in rows if row.state is State.RUNNING and row.phase is Phase.LOADING]
+    first = [row for row in loading if row.name == LEADER_LOOP.name]
     absent = [row for row in loops if row.state is State.ABSENT]
+    begun = {row.name.partition(".")[0] for row in rows if row.state is not State.ABSENT}
+    missing = [row for row in absent if row.name.partition(".")[0] not in begun]
+    starting = [row for row in loops if row.state is State.RUNNING and row.phase is Phase.STARTING]
+    others = [row for row in starting if row.name != LEADER_LOOP.name]
+    stopped = [row for row in loops if row.thread is Thread.STOPPED]
     latest = max(rows, key=lambda row: row.phase_since_ns, default=RowReading("supervisor"))
-    return next(iter([*absent, *loading, latest]))
+    return next(iter([*stopped, *first, *missing, *others, *absent, *loading, latest]))
 
 
 def _judge(age: float, budget: float, slow: float, blame: tuple[str, str], row: RowReading) -> Iterable[Verdict]:
@@ -255,8 +266,11 @@ def _judge(age: float, budget: float, slow: float, blame: tuple[str, str], row: 
         yield from _judge_slow(age, budget, slow, blame, row)
 
 
-def _judge_slow(age: float, budget: float, slow: float, blame: tuple[str, str], row: RowReading) -> Iterable[Verdict]:
-    if row.pending and slow * budget < age <= budget:
+def _judge_slow(
+    age: float, budget: float, slow: float, blame: tuple[str, str], row: RowReading, is_due: bool = False
+) -> Iterable[Verdict]:
+    """`is_due`: whatever is pending, something should have happened by now."""
+    if (is_due or row.pending) and slow * budget < age <= budget:
         yield Verdict(Kind.SLOW, *blame, describe_doing(row), age, budget, row.pending)
 
 

@@ -38,7 +38,7 @@ def _turns(row: RowReading) -> bool:
 
 
 class Watch:
-    """`clock`: monotonic seconds. `look`: the kernel's word on a thread."""
+    """`clock`: monotonic seconds. `look`: the kernel's word on a thread. `pids`: of the processes that live now."""
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class Watch:
         budgets: Budgets,
         clock: Callable[[], float],
         look: Look = look_at_thread,
+        pids: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self.budgets = budgets
         self.watched = tuple(watched)
@@ -56,6 +57,7 @@ class Watch:
         self._recorder = recorder
         self._clock = clock
         self._look = look
+        self._pids = pids
         self._before: Reading | None = None
         self._exits: list[Exit] = []
         self._observed = 0.0
@@ -115,7 +117,7 @@ class Watch:
         now = self._clock()
         self._observed += min(max(0.0, now - self._looked_at), MAX_GAP_S)
         self._looked_at = now
-        rows = look_at_threads(Copy(self._recorder.view).rows(), self._look)
+        rows = look_at_threads(Copy(self._recorder.view).rows(), self._look, self._pids())
         self.loaded = _loaded(rows)
         after = Reading(self._observed, rows, self.started, self.loaded, exits=tuple(self._exits))
         if self.maintenance_s > 0:

@@ -22,6 +22,7 @@ class Reason(StrEnum):
     QUEUE_STARVED = "QueueStarved"
     TIER_STUCK = "TierStuck"
     NOT_ACCEPTING = "NotAccepting"
+    RPC_FROZEN = "RpcFrozen"
     DRAIN_STALLED = "DrainStalled"
     TOKENIZER_STUCK = "TokenizerStuck"
     START_STALLED = "StartStalled"
@@ -55,6 +56,8 @@ SIDECAR_POLLER = Watched("sidecar.poller", "sidecar", True, Reason.TRANSFER_STAL
 SIDECAR_VERIFIER = Watched("sidecar.verifier", "sidecar", False, Reason.TRANSFER_STALLED, Reason.TRANSFER_STALLED)
 LEADER_ACCEPT = Watched("leader.accept", "leader", False, Reason.NOT_ACCEPTING, Reason.NOT_ACCEPTING)
 GATEWAY_ACCEPT = Watched("gateway.accept", "gateway", False, Reason.NOT_ACCEPTING, Reason.NOT_ACCEPTING)
+LEADER_GRPC = Watched("leader.grpc", "leader", False, Reason.RPC_FROZEN, Reason.RPC_FROZEN)
+GATEWAY_GRPC = Watched("gateway.grpc", "gateway", False, Reason.RPC_FROZEN, Reason.RPC_FROZEN)
 GATEWAY_LOOP = Watched("gateway.loop", "gateway", True, Reason.EVENT_LOOP_BLOCKED, Reason.QUEUE_STARVED)
 TOKENIZER = Watched("gateway.tokenizer", "gateway", False, Reason.TOKENIZER_STUCK, Reason.TOKENIZER_STUCK)
 TIER_COPIER = Watched("leader.tier", "leader", True, Reason.TIER_STUCK, Reason.TIER_STUCK)
@@ -73,7 +76,7 @@ def rank_rows(rank: int) -> tuple[Watched, Watched, Watched]:
 
 def engine_rows(role: Role, transport: str, ranks: int = 1) -> tuple[Watched, ...]:
     """All rows of an engine's container. The tiers' rows come with the tiers."""
-    rows: list[Watched] = [LEADER_LOOP, LEADER_QUEUE, LEADER_RUNNING, LEADER_ACCEPT]
+    rows: list[Watched] = [LEADER_LOOP, LEADER_QUEUE, LEADER_RUNNING, LEADER_ACCEPT, LEADER_GRPC]
     if role is not Role.UNIFIED:
         rows.append(LEASE_THREAD)
         if transport == "nixl":
@@ -83,9 +86,9 @@ def engine_rows(role: Role, transport: str, ranks: int = 1) -> tuple[Watched, ..
     return tuple(rows)
 
 
-GATEWAY_ROWS = (GATEWAY_LOOP, GATEWAY_ACCEPT, TOKENIZER)
+GATEWAY_ROWS = (GATEWAY_LOOP, GATEWAY_ACCEPT, GATEWAY_GRPC, TOKENIZER)
 _NAMED = (
-    *(LEADER_LOOP, LEADER_QUEUE, LEADER_RUNNING, LEADER_ACCEPT, LEASE_THREAD),
+    *(LEADER_LOOP, LEADER_QUEUE, LEADER_RUNNING, LEADER_ACCEPT, LEADER_GRPC, LEASE_THREAD),
     *(SIDECAR_SOCKET, SIDECAR_POLLER, SIDECAR_VERIFIER),
     *(*GATEWAY_ROWS, TIER_COPIER, HICACHE_CLIENT),
 )

@@ -11,8 +11,9 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from sluice_engine.step import PullSet
 from sluice_engine.transfer.errors import BadPeer, LinkClosed, PeerLost, TransferError, TransferUnavailable
@@ -38,6 +39,7 @@ from sluice_engine.transfer.messages import (
 from sluice_engine.wire import FrameError
 from sluice_protocol.source import RecordBytes, SourceHello
 
+T = TypeVar("T")
 OnEvent = Callable[[PullEvent], None]
 _RECEIVE = 1 << 18
 _RETRY_S = 0.02
@@ -177,9 +179,9 @@ class SidecarLink:
     def _take(self, report: Report) -> None:
         match report:
             case Attached(peer):
-                self._attaching[peer].popleft().set_result(report)
+                _answer(self._attaching[peer], report)
             case Stats():
-                self._asking.popleft().set_result(report)
+                _answer(self._asking, report)
             case Ticked():
                 self.ticked, self.ticked_at = report, time.monotonic()
             case SidecarHello():
@@ -190,11 +192,17 @@ class SidecarLink:
     def _end(self, reason: str) -> None:
         self.closed.set_result(reason)
         error = LinkClosed(reason)
-        for attaching in self._attaching.values():
-            for attached in attaching:
-                attached.set_exception(error)
-        for asked in self._asking:
-            asked.set_exception(error)
+        waiting: list[asyncio.Future[Any]] = [*chain(*self._attaching.values()), *self._asking]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+
+
+def _answer(waiting: deque[asyncio.Future[T]], report: T) -> None:
+    """To who asked first; he may have given up."""
+    future = waiting.popleft()
+    if not future.done():
+        future.set_result(report)
 
 
 def raise_refusal(attached: Attached) -> None:

@@ -1,4 +1,4 @@
-"""Reading a request's body within bounds, and its JSON."""
+"""Reading a request's body within bounds; its JSON."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ DRAIN_FACTOR = 4
 """An oversized body is read and dropped up to so many limits, so that the client gets to read the answer."""
 
 
-async def read_json(request: Request, limit: int, timeout_s: float) -> Any:
-    """The body's JSON value. Raises ApiError (400, 408, 413, 415) or ClientGone."""
+async def read_body(request: Request, limit: int, timeout_s: float) -> bytes:
+    """What should be JSON. Raises ApiError (408, 413, 415) or ClientGone."""
     _check_type(request)
     try:
         async with asyncio.timeout(timeout_s):
-            data = await _read(request, limit)
+            return await _read(request, limit)
     except TimeoutError as error:
         message = f"The request body did not arrive within {timeout_s:g} s."
         raise ApiError(408, message, code="request_timeout") from error
     except ClientDisconnect as error:
         raise ClientGone from error
-    return parse_json(data)
 
 
 def parse_json(data: bytes) -> Any:
+    """Raises ApiError (400)."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:

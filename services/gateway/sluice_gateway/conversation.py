@@ -79,7 +79,7 @@ def _content(place: str, value: Json) -> str:
         return value
     if not isinstance(value, list):
         raise f.wrong_type(place, "a string or an array of parts", value)
-    if not value:
+    if not f.array(place, value):
         raise f.wrong_value(place, "must not be an empty array.")
     return "".join(_part(f"{place}[{index}]", part) for index, part in enumerate(value))
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from sluice_gateway import frames
 from sluice_gateway.auth import check_key
-from sluice_gateway.bodies import read_json
+from sluice_gateway.bodies import read_body
 from sluice_gateway.dispatch import Clock
 from sluice_gateway.errors import invalid, model_not_found
 from sluice_gateway.frames import ChatFrames, CompletionFrames, Frames, Identity
@@ -39,7 +39,7 @@ class Endpoints:
 
     async def chat(self, request: Request) -> Response:
         body = await self._body(request)
-        checked = parse_chat(body, self._gateway.limits())
+        checked = await self._gateway.checked(body, parse_chat)
         self._check_model(checked.options)
         answer_id = f"chatcmpl-{self._new_id()}"
         job = _traced(await self._gateway.chat_job(checked, self._deadline(request), answer_id), request)
@@ -47,17 +47,17 @@ class Endpoints:
 
     async def completions(self, request: Request) -> Response:
         body = await self._body(request)
-        checked = parse_completion(body, self._gateway.limits())
+        checked = await self._gateway.checked(body, parse_completion)
         self._check_model(checked.options)
         answer_id = f"cmpl-{self._new_id()}"
         job = _traced(await self._gateway.completion_job(checked, self._deadline(request), answer_id), request)
         return self._respond(request, job, answer_id, chat=False)
 
-    async def _body(self, request: Request) -> Any:
+    async def _body(self, request: Request) -> bytes:
         self._gateway.counters.requests += 1
         self._check_key(request)
         settings = self._gateway.settings
-        return await read_json(request, settings.max_body_bytes, settings.body_timeout_s)
+        return await read_body(request, settings.max_body_bytes, settings.body_timeout_s)
 
     def _check_key(self, request: Request) -> None:
         check_key(request.headers.get("authorization"), self._gateway.settings.api_keys)

@@ -9,6 +9,7 @@ from sluice_gateway.errors import ApiError, invalid
 from sluice_protocol.sampling import BIAS
 
 Json = Any
+MAX_ENTRIES = 65_536
 T = TypeVar("T")
 D = TypeVar("D")
 Check = Callable[[str, Json], T]
@@ -56,9 +57,12 @@ def mapping(field: str, value: Json) -> dict[str, Json]:
     return value
 
 
-def array(field: str, value: Json) -> list[Json]:
+def array(field: str, value: Json, most: int = MAX_ENTRIES) -> list[Json]:
+    """Of `most` entries at most: more than any conversation has, and no more than can be looked at."""
     if not isinstance(value, list):
         raise wrong_type(field, "an array", value)
+    if len(value) > most:
+        raise wrong_value(field, f"may have at most {most} entries, but has {len(value)}.")
     return value
 
 
@@ -115,7 +119,7 @@ def stop_strings(field: str, value: Json) -> tuple[str, ...]:
 
 def token_ids(vocab_size: int, most: int) -> Check[tuple[int, ...]]:
     def check(field: str, value: Json) -> tuple[int, ...]:
-        entries = array(field, value)
+        entries = array(field, value, max(most, MAX_ENTRIES))
         if len(entries) > most:
             raise wrong_value(field, f"at most {most} token ids are allowed, but got {len(entries)}.")
         for index, entry in enumerate(entries):

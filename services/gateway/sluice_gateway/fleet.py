@@ -29,7 +29,10 @@ class Fleet:
 def parse_fleet(document: Any) -> Fleet:
     """`{"members": [{"role": ..., "address": ...}]}`; other keys are left alone, an address occurs once."""
     try:
-        members = tuple(Member(Role(entry["role"]), str(entry["address"])) for entry in document["members"])
+        told = document["members"]
+        if not isinstance(told, list):
+            raise TypeError(f"members is no list but a {type(told).__name__}")
+        members = tuple(Member(Role(entry["role"]), str(entry["address"])) for entry in told)
     except (TypeError, KeyError, ValueError) as error:
         raise FleetError(f"not a fleet: {error!r}") from error
     if len({member.address for member in members}) != len(members):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, replace
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from sluice_engine.health.recorder import Recorder
+from sluice_engine.self_call import call_itself
 from sluice_engine.tls.keeper import IdentityKeeper
 from sluice_engine.tracing import NO_TRACER, Tracer
 from sluice_gateway import errors
 from sluice_gateway.answer import Ask, Choice, Outcome
 from sluice_gateway.board import StatusBoard
+from sluice_gateway.bodies import parse_json
 from sluice_gateway.counters import Counters
 from sluice_gateway.detokenize import Pieces
 from sluice_gateway.dispatch import Clock, Dispatcher
@@ -34,9 +37,14 @@ from sluice_gateway.track import Sink, Track, TrackPlan
 from sluice_protocol.fleet import FleetReport
 from sluice_protocol.generate import EngineHello, Role
 
+logger = logging.getLogger(__name__)
+
 THREAD_CHARACTERS = 16_384
-"""Longer prompts are tokenised off the event loop."""
+"""Longer bodies are parsed, and longer prompts tokenised, off the event loop."""
+MESSAGE_CHARACTERS = 32
+"""What a message counts for beside its text."""
 UNKNOWN_CONTEXT = 1 << 20
+T = TypeVar("T")
 
 
 class Gateway:
@@ -69,7 +77,7 @@ class Gateway:
             self.members.links, clock, settings.max_queued, settings.outage_s, random, block_keys
         )
         self.board = StatusBoard(self.report, settings.supervisor, clock)
-        self._watcher: asyncio.Task[None] | None = None
+        self._kept: list[asyncio.Task[None]] = []
         self._turn: asyncio.TimerHandle | None = None
         self._met = asyncio.Event()
         self._running: set[asyncio.Task[Any]] = set()
@@ -97,7 +105,20 @@ class Gateway:
         self.members.set_fleet(self.settings.fleet)
         if self.settings.fleet_file is not None:
             watching = watch_fleet(self.settings.fleet_file, self.members.set_fleet, self.settings.fleet_poll_s)
-            self._watcher = asyncio.create_task(watching, name="fleet file")
+            self._keep(watching, "fleet file")
+        if self.marks.are_read:
+            self._keep(call_itself(self.marks.grpc), "calls to itself")
+
+    def _keep(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """For as long as this gateway lives. One that ends before would be missed by nobody."""
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(self._ended)
+        self._kept.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            logger.error("%s has ended", task.get_name(), exc_info=task.exception())
+            self.marks.end(failed=f"{task.get_name()} has ended: {task.exception()!r}")
 
     def _take_turn(self) -> None:
         """For ever. An event loop logs the error of a callback and forgets it: that would be a silent end."""
@@ -106,8 +127,8 @@ class Gateway:
             if self.identity is not None:
                 self.identity.look()
                 self.marks.identity(self.identity.describe())
-        except Exception:
-            self.marks.end(failed=True)
+        except Exception as error:
+            self.marks.end(failed=f"a turn of the loop: {error!r}")
             raise
         self._turn = asyncio.get_running_loop().call_later(TURN_S, self._take_turn)
 
@@ -115,9 +136,9 @@ class Gateway:
         if self._turn is not None:
             self._turn.cancel()
             self.marks.end()
-        if self._watcher is not None:
-            self._watcher.cancel()
-            await asyncio.gather(self._watcher, return_exceptions=True)
+        for task in self._kept:
+            task.cancel()
+        await asyncio.gather(*self._kept, return_exceptions=True)
         await self.members.close()
         await asyncio.to_thread(self.tracer.close)
         self.dispatcher.close()
@@ -136,10 +157,16 @@ class Gateway:
     def _hellos(self) -> list[EngineHello]:
         return [link.last_hello for link in self.members.links.values() if link.last_hello is not None]
 
-    # -- from a checked request to a job
+    # -- from a body to a checked request, and to a job
+
+    async def checked(self, body: bytes, parse: Callable[[Any, Limits], T]) -> T:
+        """Raises ApiError."""
+        limits = self.limits()
+        checked: T = await self._off_loop(len(body))(lambda: parse(parse_json(body), limits))
+        return checked
 
     async def chat_job(self, request: ChatRequest, deadline_s: float, request_id: str) -> Job:
-        size = sum(len(message.text) + len(message.reasoning) for message in request.messages)
+        size = sum(MESSAGE_CHARACTERS + len(message.text) + len(message.reasoning) for message in request.messages)
         encode = self._off_loop(size)
         vocab_size = self.limits().vocab_size
         prompt = await encode(lambda: encode_chat(request.messages, request.thinking, self.tokenizer, vocab_size))

@@ -21,11 +21,13 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Timings:
     """`load_timeout_s`: an engine whose Load takes longer gets no new work. `sick_s`: one that does not answer, or is
-    not ready, loses what runs on it after so long, when another pair can take it."""
+    not ready, loses what runs on it after so long, when another pair can take it; one in quarantine in any case, for
+    nothing comes back from there. `silent_s`: so does one that has not answered for so long, whoever is left."""
 
     load_every_s: float = 0.2
     load_timeout_s: float = 1.5
     sick_s: float = 3.0
+    silent_s: float = 120.0
     tokens_timeout_s: float = 15.0
     first_backoff_s: float = 0.05
     most_backoff_s: float = 1.0
@@ -88,8 +90,9 @@ class Link:
     async def run(self) -> None:
         backoff = self._timings.first_backoff_s
         while True:
-            client = self._clients(self.member)
+            client: EngineClient | None = None
             try:
+                client = self._clients(self.member)
                 await self._serve(client)
             except EngineLost as error:
                 if self._session is not None:
@@ -103,9 +106,16 @@ class Link:
                 logger.exception("connection to %s", self.member.address)
                 self._reset(repr(error))
             finally:
-                await client.close()
+                await self._close(client)
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, self._timings.most_backoff_s)
+
+    async def _close(self, client: EngineClient | None) -> None:
+        try:
+            if client is not None:
+                await client.close()
+        except Exception:
+            logger.exception("connection to %s", self.member.address)
 
     async def _serve(self, client: EngineClient) -> None:
         hello = await client.hello()
@@ -157,10 +167,15 @@ class Link:
         """A stuck engine ends nothing by itself, and its supervisor takes its budget before it does: nobody should wait
         for that who need not. Who drains finishes what it has."""
         load = self.view.load
-        is_away = load is not None and (load.quarantined or load.not_ready) and not load.draining
-        is_sick = bool(self.view.trouble) or is_away
+        is_held = load is not None and load.quarantined
+        is_away = load is not None and load.not_ready and not load.draining
+        is_sick = bool(self.view.trouble) or is_away or is_held
         since = self._sick_since = (self._sick_since or asked_at) if is_sick else None
-        if since is None or asyncio.get_running_loop().time() - since < self._timings.sick_s or not self._elsewhere():
+        if since is None:
+            return
+        sick_s = asyncio.get_running_loop().time() - since
+        is_silent = bool(self.view.trouble) and self._clock() - self._loaded_at >= self._timings.silent_s
+        if sick_s < self._timings.sick_s or not (is_held or is_silent or self._elsewhere()):
             return
         why = f"{self.member.address}: {self.view.unusable}"
         session.fail_all(Lost(ENGINE_LOST, why))

@@ -11,7 +11,7 @@ from sluice_engine import hooks
 from sluice_engine.health.layout import Blob, Phase, Writer
 from sluice_engine.health.recorder import Recorder, Row, unrecorded
 from sluice_engine.health.throughput import SURPRISE, follow
-from sluice_engine.health.watched import GATEWAY_LOOP, TOKENIZER
+from sluice_engine.health.watched import GATEWAY_GRPC, GATEWAY_LOOP, TOKENIZER
 
 TURN_S = 0.25
 MAX_MIRRORED, MAX_TROUBLE = 64, 200
@@ -32,6 +32,7 @@ class GatewayMarks:
         self._recorder = recorder
         self.loop = self._row(GATEWAY_LOOP.name)
         self.tokenizer = self._row(TOKENIZER.name)
+        self.grpc = self._row(GATEWAY_GRPC.name)
         self._in_pool: dict[int, int] = {}  # number of a prompt, from 1 on -> its characters
         self._begun = 0
         self._ns_per_character = NS_PER_CHARACTER
@@ -44,8 +45,15 @@ class GatewayMarks:
         self.loop.begin(Phase.SERVING)
         self.tokenizer.begin(Phase.IDLE)
 
-    def end(self, failed: bool = False) -> None:
-        self.loop.end(failed)
+    @property
+    def are_read(self) -> bool:
+        return self._recorder is not None
+
+    def end(self, failed: str = "") -> None:
+        """`failed`: what has ended though nobody asked."""
+        if failed:
+            self.loop.doing(failed)
+        self.loop.end(failed=bool(failed))
         self.tokenizer.end()
 
     def turn(self, placeable: int, dispatched: int, report: Callable[[], Mapping[str, Any]]) -> None:

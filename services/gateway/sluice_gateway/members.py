@@ -65,9 +65,10 @@ class Members:
 
 
 def read_fleet(path: Path) -> Fleet:
+    """Raises FleetError."""
     try:
         return parse_fleet(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FleetError(f"{path}: {error}") from error
 
 
@@ -91,4 +92,6 @@ async def watch_fleet(path: Path, set_fleet: Callable[[Fleet], None], every_s: f
                 set_fleet(read_fleet(path))
             except FleetError as error:
                 logger.warning("fleet file: %s", error)
+            except Exception:  # a defect of ours ends this round, never the loop
+                logger.exception("fleet file")
         await asyncio.sleep(every_s)

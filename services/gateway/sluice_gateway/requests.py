@@ -191,7 +191,8 @@ def _prompts(value: Json, limits: Limits) -> tuple[Prompt, ...]:
     """A text, token ids, an array of texts or an array of arrays of token ids."""
     if isinstance(value, str):
         return (value,)
-    entries = f.array("prompt", value)
+    most_tokens = max(limits.max_context_tokens, 1 << 20)
+    entries = f.array("prompt", value, most_tokens)
     if not entries:
         raise f.wrong_value("prompt", "must not be empty.")
     if type(entries[0]) is int:

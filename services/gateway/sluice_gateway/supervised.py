@@ -24,7 +24,8 @@ from sluice_engine.health.guard import Guard, Service
 from sluice_engine.health.reading import Exit
 from sluice_engine.health.secrets import without_secrets
 from sluice_engine.health.spec import HealthSpec
-from sluice_engine.health.watched import GATEWAY_ROWS
+from sluice_engine.health.verdict import Verdict
+from sluice_engine.health.watched import GATEWAY_LOOP, GATEWAY_ROWS
 from sluice_engine.log import LogFormat
 from sluice_engine.outlet import heard_or_not
 from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, pass_on, say
@@ -85,7 +86,7 @@ class GatewaySupervisor:
         try:
             await guard.start(self.spec.host, self.spec.probe_port)
         except OSError as error:
-            return await end_by(guard, failed_start(self.spec.probe_port, error))
+            return await end_by(guard, failed_start(error))
         announce(guard, self.spec.host)
         gateway = self._gateway = await self._spawn()
         watching = loop.create_task(guard.run())
@@ -95,7 +96,7 @@ class GatewaySupervisor:
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if guard.stopping.is_set():
-                return await self._stop(gateway)
+                return await self._stop(gateway, watching)
             if watching.done():
                 verdict = watching.result()
             else:
@@ -116,16 +117,24 @@ class GatewaySupervisor:
                 self._stderr.close()
             await guard.stop()
 
-    async def _stop(self, gateway: asyncio.subprocess.Process) -> int:
-        self.guard.drain()
+    async def _stop(self, gateway: asyncio.subprocess.Process, watching: asyncio.Task[Verdict]) -> int:
+        """It finishes what it has. One that dies, freezes or takes too long meanwhile is told of as ever."""
+        guard = self.guard
+        guard.drain(GATEWAY_LOOP.name, self.spec.stop_s)
         with contextlib.suppress(ProcessLookupError):
             gateway.terminate()
-        try:
-            await asyncio.wait_for(gateway.wait(), self.spec.stop_s)
-        except TimeoutError:
-            return await end_by(self.guard, self.guard.stalled_drain("gateway.loop", self.spec.stop_s))
-        say("stopped")
-        return 0
+        ended = asyncio.get_running_loop().create_task(gateway.wait())
+        await asyncio.wait({ended, watching}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if watching.done():
+            return await end_by(guard, watching.result())
+        if gateway.returncode in (0, -signal.SIGTERM):  # it may not yet have had a handler for ours
+            say("stopped")
+            return 0
+        if gateway.returncode == REFUSED and not guard.watch.started:
+            return REFUSED
+        guard.exited(Exit("gateway", gateway.returncode))
+        return await end_by(guard, guard.watch.look())
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         spec = self.spec

@@ -52,7 +52,7 @@ async def zygote_problem(socket: Path, timeout_s: float = TIMEOUT_S) -> str:
             finally:
                 writer.close()
     except (OSError, TimeoutError) as error:
-        return f"it does not answer: {error or f'not within {timeout_s:.0f} s'}"
+        return f"it does not answer: {str(error) or f'not within {timeout_s:.0f} s'}"
 
 
 async def look_after_zygote(

@@ -71,8 +71,8 @@ class Service:
         self._signal(signal.SIGKILL)
 
     def condemn(self, cause: str) -> None:
-        """It is past helping: end it now, for this reason, and let it be started again."""
-        self._cause = cause
+        """It is past helping: end it now, for this reason unless it has given its own, and let it be started again."""
+        self._cause = self._cause or cause
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from sluice_faults.foreign import freeze_rpc
 from sluice_faults.order import Action, Order
 
 LOOK_S = 0.02
@@ -77,6 +78,10 @@ def _exhaust(order: Order, lies: Lies) -> None:
     bytearray(2 * limit)
 
 
+def _freeze_rpc(order: Order, lies: Lies) -> None:
+    freeze_rpc()
+
+
 def _nothing(order: Order, lies: Lies) -> None:
     pass
 
@@ -90,4 +95,5 @@ _ACTIONS: Mapping[Action, Callable[[Order, Lies], None]] = {
     Action.RAISE: _raise,
     Action.END: _end,
     Action.EXHAUST: _exhaust,
+    Action.FREEZE_RPC: _freeze_rpc,
 }

@@ -27,6 +27,7 @@ class Action(StrEnum):
     RAISE = "raise"  # the builtin exception `error`, with `errno` where that is set
     END = "end"  # SystemExit: what no `except Exception` stops
     EXHAUST = "exhaust"  # the address space ends `mib` above what it is; then all of it is asked for
+    FREEZE_RPC = "freeze-rpc"  # gRPC's threads of this process stand still from now on
     HOLD = "hold"  # `holds` says yes, `holds_one` of the first that comes by
     FLIP = "flip"  # `change` flips the lowest bit of the byte at `offset` (from the end where that is negative)
     DROP = "drop"  # `change` gives nothing back

@@ -1,7 +1,8 @@
 """Faults of the matrix, put into effect. Each returns when it is in effect, or when nothing more can be known.
 
 `fault` of a row is one of
-    signal, process          KILL or STOP to a process of the row's engine (or `zygote`, `gateway`)
+    signal, process          KILL or STOP to a process of the row's engine (or `zygote`, `gateway`); `alone`: in phase
+                             loading, the rank that was held there goes on
     point, action, …         an order at a hook point, with fields of `sluice_faults.Order`; `waits` false: the point is
                              reached later, by what the row itself brings about; `evidence` full or stuck: no bundle
                              can be written either; `asks`: so many requests that meet it, of
@@ -9,7 +10,8 @@
     nobody                   so many requests for a source at an address that nobody holds
     signal, process, before  the same before its engine is started again (phase loading), of what is there then
     respawned                the process is killed, and the one that is started for it is stopped before it serves
-    flood, connections       so many connections at once to the engine's `probes` or `leader`, again and again
+    flood, connections       so many connections at once to the engine's `probes` or `leader`, again and again; or of
+                             the shortest lines, into what the leader says on `stdout` or `stderr`
     limit, process           the process may open no more file descriptors
     load                     so many processes that do nothing but compute
     storm                    so many clients that come and go, again and again
@@ -39,7 +41,7 @@ from sluice_faults import Action, Order, place, reached, withdraw
 from sluice_faults.order import parse
 from sluice_harness.chat import Chat
 from sluice_harness.client import ask_with_source
-from sluice_harness.flood import Flood
+from sluice_harness.flood import OUTLETS, Babble, Flood
 from sluice_harness.phases import Work, fresh_prompt
 from sluice_harness.processes import eventually, is_running, stop_process
 from sluice_harness.service import Service
@@ -103,6 +105,8 @@ def _signal(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work)
         stop_process(pid)
     else:
         os.kill(pid, signal.SIGKILL)
+    if fault.get("alone"):
+        withdraw(engine.faults, "rank.load")
     return Injected(time.monotonic(), [lambda: _continue(pid)])
 
 
@@ -120,6 +124,10 @@ def _other_than(before: int, pid: int) -> int:
 
 
 def _flood(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
+    if fault["flood"] in OUTLETS:
+        babble = Babble(engine.pid("leader"), OUTLETS[fault["flood"]])
+        eventually(lambda: babble.written > 0, "the leader's pipe takes it")
+        return Injected(time.monotonic(), [babble.close])
     target = urlsplit(engine.probes if fault["flood"] == "probes" else f"//{engine.address}")
     assert target.hostname is not None
     assert target.port is not None

@@ -41,6 +41,8 @@ PROFILES: Mapping[str, Profile] = {
         "once " * 3200,
         20,
     ),
+    # Every line of a log is a record.
+    "json": Profile(("prefill", "decode"), spec=_SMALL | {"log": "json"}),
     # Two rows: whoever comes third waits.
     "narrow": Profile(("prefill", "decode"), spec=_SMALL | {"max_running": 2}),
 }
