@@ -20,7 +20,7 @@ from sluice_engine.health.reading import Thread
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.verdict import Budgets
 from sluice_engine.health.watch import Watch
-from sluice_engine.health.watched import LEADER_LOOP, LEADER_QUEUE, LEADER_RUNNING
+from sluice_engine.health.watched import LEADER_GRPC, LEADER_LOOP, LEADER_QUEUE, LEADER_RUNNING
 from sluice_engine.ledger import CACHE, Ledger
 from sluice_engine.limits import Limits
 from sluice_engine.schedule import plan
@@ -120,7 +120,7 @@ class Told:
     """The marks and the verdict over virtual time: a step takes STEP_S, and the supervisor looks four times in it."""
 
     def __init__(self, path: Path) -> None:
-        recorder = Recorder.create(path / "recorder", [row.name for row in WATCHED])
+        recorder = Recorder.create(path / "recorder", [row.name for row in (*WATCHED, LEADER_GRPC)])
         self.now = 0.0
         self.marks = LeaderMarks(recorder)
         self.marks.begin(Doing.SERVING)
