@@ -296,8 +296,8 @@ class Leader:
         if frame:
             for link in self.ranks:
                 link.send(frame)
-        tokens = sum(work.q_len for batch in planned.record.batches for work in batch.rows)
-        self.marks.sent(planned.record.number, frame, chain, tokens, sum(len(b.rows) for b in planned.record.batches))
+        rows = sum(len(batch.rows) for batch in planned.record.batches)
+        self.marks.sent(planned.record.number, frame, chain, planned.tokens, rows)
 
     def _runnable(self, waiting: int) -> int:
         """Sequences that a plan could advance now: those `waiting` that there is room for, else those that compute."""

@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from enum import StrEnum
 from functools import lru_cache
 from typing import TextIO
@@ -42,9 +43,19 @@ class _Formatter(logging.Formatter):
             fields = fields | {"exception": self.formatException(record.exc_info)}
         if self._as_json:
             return as_record(self._service, record.levelname.lower(), event, fields, at_s=record.created)
-        told = " ".join(f"{key}={_plain(value)}" for key, value in values_without_secrets(fields).items())
-        level = "" if record.levelno <= logging.INFO else f" {record.levelname}"
-        return f"{_utc(record.created)} {self._service}{level}: {event}{' ' if told else ''}{told}"
+        return self.human(record.levelno, event, fields, record.created)
+
+    def human(self, level: int, event: str, fields: Mapping[str, object], at_s: float) -> str:
+        """`event` is told as it is."""
+        told = "".join([f" {key}={_plain(value)}" for key, value in fields.items()])
+        word = "" if level <= logging.INFO else f" {logging.getLevelName(level)}"
+        return f"{_utc(at_s)} {self._service}{word}: {event}{told}"
+
+    def line(self, level: int, event: str, fields: Mapping[str, object], at_s: float) -> str:
+        """Of our own: no text of a library's is in `event`."""
+        if self._as_json:
+            return as_record(self._service, logging.getLevelName(level).lower(), event, fields, at_s=at_s)
+        return self.human(level, event, fields, at_s)
 
 
 def as_record(service: str, level: str, event: str, fields: Mapping[str, object], *, at_s: float | None = None) -> str:
@@ -78,9 +89,21 @@ def warning(event: str, **fields: object) -> None:
 
 
 def _write(level: int, event: str, fields: dict[str, object]) -> None:
-    """A request makes some ten lines: nobody looks for the file and line that said it."""
-    if _logger.handlers and _logger.isEnabledFor(level):
-        _logger.handle(_logger.makeRecord(_logger.name, level, "", 0, event, (), None, extra={"fields": fields}))
+    """A request makes some ten lines, so they do not take the way of a library's, by a record with file, line, thread
+    and process. What goes wrong is told as `logging` does it, and ends nobody."""
+    if not (_logger.handlers and _logger.isEnabledFor(level)):
+        return
+    for handler in _logger.handlers:
+        if not (isinstance(handler, logging.StreamHandler) and isinstance(handler.formatter, _Formatter)):
+            handler.handle(_logger.makeRecord(_logger.name, level, "", 0, event, (), None, extra={"fields": fields}))
+            continue
+        try:
+            line = handler.formatter.line(level, event, fields, time.time()) + handler.terminator
+            with handler.lock or nullcontext():
+                handler.stream.write(line)
+                handler.stream.flush()
+        except Exception:
+            handler.handleError(_logger.makeRecord(_logger.name, level, "", 0, event, (), None))
 
 
 def _utc(seconds: float) -> str:
@@ -93,5 +116,8 @@ def _utc_second(seconds: int) -> str:
 
 
 def _plain(value: object) -> str:
-    text = str(value)
+    """One word of a line, without secrets."""
+    if type(value) is int:
+        return str(value)
+    text = str(values_without_secrets(value))
     return json.dumps(text) if not text or _needs_quotes(text) else text

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 
 from sluice_engine.sequence import SequenceSpec
 from sluice_engine.step import StepResult
@@ -48,11 +48,6 @@ class _Builder:
     counts: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[tuple[int, TokenLogprobs]] = field(default_factory=list)
-
-    def add_one(self, number: int, token: int) -> None:
-        self.streams.append(number)
-        self.counts.append(1)
-        self.tokens.append(token)
 
     def add(self, number: int, tokens: Iterable[tuple[int, TokenLogprobs | None]]) -> None:
         count = 0
@@ -98,8 +93,11 @@ def publish_step(streams: Mapping[int, Stream], rows: Mapping[int, int], result:
         if builder is None:
             builder = builders[stream.gateway_id] = _Builder()
         if len(sampled.tokens) == 1 and not sampled.logprobs:  # nearly every row of nearly every step
-            stream.take(sampled.tokens[0])
-            builder.add_one(stream.number, sampled.tokens[0])
+            token = sampled.tokens[0]
+            stream.take(token)
+            builder.streams.append(stream.number)
+            builder.counts.append(1)
+            builder.tokens.append(token)
         else:
             logprobs = sampled.logprobs or (None,) * len(sampled.tokens)
             builder.add(
@@ -120,18 +118,27 @@ def publish_token(stream: Stream, token: int, logprobs: TokenLogprobs | None) ->
 
 
 def merge_batches(batches: Sequence[TokenBatch]) -> TokenBatch:
-    """One batch with the rows of all, in order; a stream may have several rows then. `step` is the last one's."""
+    """One batch with the tokens of all, a row per stream, each in order. `step` is the last one's."""
     if len(batches) == 1:
         return batches[0]
-    logprobs: list[tuple[int, TokenLogprobs]] = []
-    before = 0
+    rows: dict[int, list[int]] = {}
+    told: dict[int, dict[int, TokenLogprobs]] = {}  # stream -> by index in its row
     for batch in batches:
-        logprobs += [(index + before, told) for index, told in batch.logprobs]
-        before += len(batch.tokens)
+        at, logprobs = 0, dict(batch.logprobs)
+        for number, count in zip(batch.streams, batch.counts, strict=True):
+            row = rows.get(number)
+            if row is None:
+                row = rows[number] = []
+            for index in range(at, at + count) if logprobs else ():
+                if index in logprobs:
+                    told.setdefault(number, {})[len(row) + index - at] = logprobs[index]
+            row += batch.tokens[at : at + count]
+            at += count
+    starts = dict(zip(rows, accumulate(map(len, rows.values()), initial=0), strict=False))
     return TokenBatch(
         batches[-1].step,
-        tuple(chain.from_iterable(batch.streams for batch in batches)),
-        tuple(chain.from_iterable(batch.counts for batch in batches)),
-        tuple(chain.from_iterable(batch.tokens for batch in batches)),
-        tuple(logprobs),
+        tuple(rows),
+        tuple(map(len, rows.values())),
+        tuple(chain.from_iterable(rows.values())),
+        tuple((starts[number] + index, entry) for number in told for index, entry in told[number].items()),
     )

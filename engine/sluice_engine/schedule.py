@@ -103,9 +103,10 @@ class _Planner(StepBuilder):
                 sequence.stopped = True
                 if sequence.spec.mode is not Mode.SOURCE:  # a room's records stay until its lease has ended
                     self._end(sequence, EndCause.FAILED)
+            known, stops = sequence.tokens, sequence.stops
             for token in sampled.tokens:
-                sequence.tokens.append(token)
-                if token in sequence.sampling.stop_token_ids:
+                known.append(token)
+                if token in stops:
                     sequence.stopped = True
                     if sequence.spec.mode is not Mode.SOURCE:
                         self._end(sequence, EndCause.FINISHED)
@@ -394,4 +395,5 @@ class _Planner(StepBuilder):
             tuple(self.cancelled),
             tuple(self.gone),
             progressed=reaped or not record.is_empty,
+            tokens=self.limits.step_tokens - self.tokens_left,
         )

@@ -87,11 +87,13 @@ class Sequence:
     id: int = field(init=False)
     mode: Mode = field(init=False)
     most: int = field(init=False)
+    stops: frozenset[int] = field(init=False)
     holder: Holder = field(init=False)
     lease_holder: Holder = field(init=False)
 
     def __post_init__(self) -> None:
         self.id, self.mode, self.most = self.spec.id, self.spec.mode, self.spec.outputs_left
+        self.stops = frozenset(self.spec.sampling.stop_token_ids)
         self.holder = Holder(HolderKind.SEQUENCE, self.spec.id)
         self.lease_holder = Holder(HolderKind.LEASE, self.spec.id)
 

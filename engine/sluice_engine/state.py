@@ -76,7 +76,7 @@ class Plan:
 
     `rows`: row -> sequence of the rows that sample. `rooms`: (sequence, full pages held) whose lease may be opened.
     `cancelled`: rooms whose pulls must stop. `grants` wait for the step's result. `progressed`: another plan may find
-    more to do even without a new fact.
+    more to do even without a new fact. `tokens`: that go in, of all rows.
     """
 
     record: StepRecord
@@ -86,6 +86,7 @@ class Plan:
     cancelled: tuple[int, ...]
     gone: tuple[Gone, ...]
     progressed: bool
+    tokens: int
 
 
 def _is_reapable(sequence: Sequence) -> bool:

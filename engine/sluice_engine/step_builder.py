@@ -18,6 +18,9 @@ from sluice_engine.step import (
 )
 from sluice_records import ChainKey, RecordKind, extend_chain, record_identity
 
+# A grant costs messages between four processes, whatever is in it; so much is read in less time than they take.
+LEAST_GRANT_BYTES = 64 * 1024
+
 
 class StepBuilder:
     """Reserves, closes, caches, snapshots and grants records for one step; `schedule.py` decides for whom."""
@@ -144,11 +147,12 @@ class StepBuilder:
         if sequence.spec.outputs_left == 1:
             return  # the first token ends it: nobody needs the records
         size, count = self.limits.page_tokens, sequence.num_given
-        records = []
-        for index in range(max(sequence.num_granted, sequence.spec.have_prefix), sequence.num_closed):
-            records.append((index, sequence.pages[index], size))
-        sequence.num_granted = sequence.num_closed
         final = sequence.phase is Phase.HELD
+        first = max(sequence.num_granted, sequence.spec.have_prefix)
+        if not final and self._waits_for_last_chunk(sequence, sequence.num_closed - first):
+            return
+        records = [(index, sequence.pages[index], size) for index in range(first, sequence.num_closed)]
+        sequence.num_granted = sequence.num_closed
         if final:
             assert sequence.state is not None
             key, tail = (sequence.keys[-1] if sequence.keys else self.state.salt), count % size
@@ -163,6 +167,11 @@ class StepBuilder:
             sequence.leased.append(ref)
         if records:
             self.grants.append(Grant(sequence.id, tuple(records), final))
+
+    def _waits_for_last_chunk(self, sequence: Sequence, num_pages: int) -> bool:
+        """Whether so little is not worth a grant and a pull of its own: the next chunk brings the rest."""
+        is_last = self.limits.chunk_end(sequence.computed, sequence.num_given) == sequence.num_given
+        return is_last and num_pages * self.state.layouts[RecordKind.PAGE].record_bytes < LEAST_GRANT_BYTES
 
     @property
     def _has_orders(self) -> bool:

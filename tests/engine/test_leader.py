@@ -17,10 +17,10 @@ from sluice_engine.mirror import RecordMirror
 from sluice_engine.pool import RecordPool
 from sluice_engine.scripted import Script, ScriptedModel
 from sluice_engine.sequence import EndCause, Gone
-from sluice_engine.server import TokenSink
+from sluice_engine.server import LEAST_PAUSE_S, MOST_PAUSE_S, PACE_S, TokenSink
 from sluice_engine.spec import EngineSpec, ScriptedSpec, resolve
 from sluice_engine.step import StepResult
-from sluice_protocol.generate import EndReason, GenerateRequest, Role
+from sluice_protocol.generate import EndReason, GenerateRequest, Role, TokenBatch
 from sluice_protocol.sampling import Sampling
 from sluice_records import RecordKind
 
@@ -91,6 +91,50 @@ async def test_the_next_step_is_with_the_ranks_before_anybody_writes_the_tokens_
     writes = [f"tokens of step {number}" for number in range(TOKENS)]
     between = [told for pair in zip(steps[1:], writes[:-1], strict=True) for told in pair]
     assert said == [steps[0], *between, writes[-1]]
+
+
+def batch(step: int, streams: int) -> TokenBatch:
+    return TokenBatch(step, tuple(range(streams)), (1,) * streams, (step,) * streams)
+
+
+async def test_a_message_that_comes_after_a_pause_leaves_at_once_and_one_right_after_another_waits_for_company() -> (
+    None
+):
+    now = 100.0
+    sink = TokenSink(lambda: now)
+    sink.put(batch(1, 40))
+    assert (await sink.get()).step == 1
+    sink.put(batch(2, 40))
+    waiting = asyncio.create_task(sink.get())
+    await asyncio.sleep(0)
+    sink.put(batch(3, 40))
+    merged = await waiting
+    assert (merged.step, merged.counts) == (3, (2,) * 40)
+    assert merged.tokens == (2, 3) * 40
+    now += MOST_PAUSE_S
+    sink.put(batch(4, 40))
+    last = asyncio.create_task(sink.get())
+    await asyncio.sleep(0)
+    assert last.done()
+
+
+async def test_few_streams_are_never_paced() -> None:
+    sink = TokenSink(lambda: 100.0)
+    for step in range(3):
+        sink.put(batch(step, int(LEAST_PAUSE_S / PACE_S)))
+        got = asyncio.create_task(sink.get())
+        await asyncio.sleep(0)
+        assert got.done()
+
+
+async def test_a_pause_has_a_bound() -> None:
+    """The clock stands, and the pause is over all the same."""
+    sink = TokenSink(lambda: 100.0)
+    sink.put(batch(1, 100_000))
+    await sink.get()
+    sink.put(batch(2, 1))
+    async with asyncio.timeout(10):
+        assert (await sink.get()).step == 2
 
 
 CHANGES: dict[str, Callable[[StepResult], StepResult]] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,7 +79,7 @@ rows = st.lists(st.tuples(st.integers(1, 4), st.lists(st.integers(0, 99), min_si
 
 
 @given(st.lists(rows, min_size=1, max_size=5))
-def test_merged_batches_say_the_same_in_the_same_order(steps):
+def test_merged_batches_say_the_same_to_each_stream_in_the_same_order_and_in_one_row(steps):
     batches = [
         TokenBatch(
             number,
@@ -90,13 +92,19 @@ def test_merged_batches_say_the_same_in_the_same_order(steps):
     ]
     merged = merge_batches(batches)
 
-    def told(batch: TokenBatch) -> list[tuple[int, int]]:
-        out, at = [], 0
-        for number, count in zip(batch.streams, batch.counts, strict=True):
-            out += [(number, token) for token in batch.tokens[at : at + count]]
-            at += count
+    def told(batches: Iterable[TokenBatch]) -> dict[int, list[tuple[int, float | None]]]:
+        """Per stream its tokens, each with the logprob that belongs to it."""
+        out: dict[int, list[tuple[int, float | None]]] = {}
+        for batch in batches:
+            at, logprobs = 0, dict(batch.logprobs)
+            for number, count in zip(batch.streams, batch.counts, strict=True):
+                for index in range(at, at + count):
+                    entry = logprobs.get(index)
+                    out.setdefault(number, []).append((batch.tokens[index], entry.logprob if entry else None))
+                at += count
         return out
 
-    assert told(merged) == [pair for batch in batches for pair in told(batch)]
-    marked = [(merged.tokens[index], entry.logprob) for index, entry in merged.logprobs]
-    assert marked == [(batch.tokens[0], float(batch.step)) for batch in batches if batch.tokens]
+    assert told([merged]) == told(batches)
+    assert merged.step == batches[-1].step
+    if len(batches) > 1:
+        assert len(set(merged.streams)) == len(merged.streams)

@@ -7,6 +7,7 @@ from engine_double import PAGE, Engine, RefusedByEngine, tiny_layouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice_engine import step_builder
 from sluice_engine.admission import starving
 from sluice_engine.ledger import RecordState
 from sluice_engine.limits import SnapshotPolicy
@@ -92,12 +93,28 @@ def test_pressure_preempts_the_newest_and_nothing_is_lost(overlap):
         assert small.outputs[sequence] == alone(prompt(14, i), 30)
 
 
+def grants_of(engine: Engine, tokens: int) -> list[tuple[int, bool]]:
+    """(records, final) of each grant of one room over `tokens` tokens."""
+    engine.submit(prompt(tokens), 8, mode=Mode.SOURCE)
+    engine.run()
+    return [(len(g.records), g.final) for p in engine.plans for g in p.grants]
+
+
+def test_pages_are_granted_as_chunks_finish_but_the_last_few_with_the_end(engine):
+    assert grants_of(engine, 40) == [(2, False), (4, True)]
+
+
+def test_what_is_worth_a_pull_is_granted_at_once_also_before_the_last_chunk(engine, monkeypatch):
+    monkeypatch.setattr(step_builder, "LEAST_GRANT_BYTES", 2 * engine.layouts[RecordKind.PAGE].record_bytes)
+    assert grants_of(engine, 40) == [(2, False), (2, False), (2, True)]
+
+
 def test_a_source_holds_its_records_until_the_lease_ends(engine):
     sequence = engine.submit(prompt(20), 8, mode=Mode.SOURCE)
     engine.run()
     grants = [g for p in engine.plans for g in p.grants]
     assert [(index, valid) for g in grants for index, _, valid in g.records] == [(0, 8), (1, 8), (2, 4), (0, 20)]
-    assert [g.final for g in grants] == [False, True]
+    assert [g.final for g in grants] == [True]
     assert engine.state.sequences[sequence].phase is Phase.HELD
     for grant in grants:
         for _, ref, valid in grant.records:

@@ -81,6 +81,7 @@ async def test_a_child_whose_supervisor_is_frozen_goes_on_and_says_what_it_lost(
     process.stdin.write(b"\n")
     assert await asyncio.wait_for(process.wait(), DEADLINE_S) == 0
     stderr.close()
+    said = b"".join(said).splitlines(keepends=True)
     kept = [line for line in said if line == b"x" * 99 + b"\n"]
     told = [json.loads(line) for line in said if line.startswith(b"{")]
     assert said[-1] == b"after\n"
@@ -88,6 +89,24 @@ async def test_a_child_whose_supervisor_is_frozen_goes_on_and_says_what_it_lost(
     assert 0 < len(kept) < 40_000
     # A line that was cut counts as lost: its rest is.
     assert len(kept) + sum(record["writes"] for record in told) == 40_000
+
+
+async def test_lines_that_come_one_after_another_are_passed_on_together_and_none_is_lost():
+    said: list[bytes] = []
+    stderr = ChildStderr(said.append)
+    expected = b""
+    for number in range(100):
+        line = b"line %d\n" % number
+        expected += line
+        os.write(stderr.child_fd, line)
+        await asyncio.sleep(0.001)
+    async with asyncio.timeout(DEADLINE_S):
+        while b"".join(said) != expected:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert len(said) < 50
+    os.write(stderr.child_fd, b"and the last")
+    stderr.close()
+    assert said[-1] == b"and the last\n"
 
 
 async def test_a_line_without_an_end_is_passed_on_in_pieces():
@@ -99,7 +118,7 @@ async def test_a_line_without_an_end_is_passed_on_in_pieces():
         assert not stderr._pass_on(DEADLINE_S)
     stderr.close()
     assert b"".join(said).count(b"y") == 3 * MAX_LINE_BYTES
-    assert max(len(line) for line in said) <= MAX_LINE_BYTES + 1
+    assert max(map(len, b"".join(said).splitlines())) <= MAX_LINE_BYTES
 
 
 class Turns:
@@ -115,9 +134,9 @@ class Turns:
             self.longest_s = max(self.longest_s, time.monotonic() - before)
 
 
-def slowly(line: bytes) -> None:
+def slowly(lines: bytes) -> None:
     """As a log's sink that is busy: a block of short lines would take seconds."""
-    until = time.monotonic() + 0.0001
+    until = time.monotonic() + 0.0001 * lines.count(b"\n")
     while time.monotonic() < until:
         pass
 
@@ -138,16 +157,16 @@ async def test_who_writes_without_end_leaves_the_loop_to_others():
 async def test_what_a_child_said_last_is_passed_on_as_far_as_time_goes_and_the_rest_is_counted():
     said: list[bytes] = []
 
-    def record(line: bytes) -> None:
-        said.append(line)
-        slowly(line)
+    def record(lines: bytes) -> None:
+        said.append(lines)
+        slowly(lines)
 
     stderr = ChildStderr(record)
     os.write(stderr.child_fd, b"\n" * 60_000 + b"cut")
     stderr.close()
     told = json.loads(said.pop())
     assert said
-    assert (told["event"], told["bytes"] + len(said)) == ("dropped", 60_003)
+    assert (told["event"], told["bytes"] + len(b"".join(said))) == ("dropped", 60_003)
 
 
 async def test_noise_on_stdout_leaves_the_loop_to_others_too():

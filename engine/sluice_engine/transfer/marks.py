@@ -34,7 +34,7 @@ class SidecarMarks:
         row = self.poller
         row.tick()
         row.progress(sum(puller.counters[name] for name in _MOVES))
-        row.pending(sum(_is_waited_for(pull) and now >= pull.deadline for pull in puller.pulls))
+        row.pending(sum(now >= pull.deadline and _is_waited_for(pull) for pull in puller.pulls))
         if self._recorder is not None and now - self._mirrored >= MIRROR_S:
             self._mirrored = now
             self._recorder.mirror(Blob.TRANSFERS, describe(puller, now))

@@ -27,6 +27,8 @@ from sluice_engine.transfer.messages import (
 from sluice_engine.transfer.puller import Puller
 
 Emit = Callable[[Sequence[Report]], None]
+# What is in flight is looked at about as often.
+HELP_S = 200e-6
 
 
 def apply_command(puller: Puller, command: Command, now: float, turns: int = 0) -> Report | None:
@@ -87,9 +89,17 @@ class Poller:
             self._marks.poller.end(failed=True)
             self._died(error)
 
+    def _help(self) -> bool:
+        """Check what waits for it, for HELP_S and one record at most, until somebody commands. False: there was none.
+        A turn costs more than the check of a small record."""
+        until, helped = time.monotonic() + HELP_S, False
+        while self._inbox.empty() and time.monotonic() < until and self._puller.help_verify():
+            helped = True
+        return helped
+
     def _turn(self) -> None:
         wait = self._puller.idle_for(time.monotonic())
-        if wait > 0 and self._puller.help_verify():
+        if wait > 0 and self._help():
             wait = 0.0
         reports: list[Report] = []
         try:

@@ -11,13 +11,14 @@ from sluice_gateway.track import Shown
 
 
 class StreamSink:
-    """Writes each token's chunk at once; `write` takes whole events."""
+    """Writes tokens' chunks at once; `write` takes whole events."""
 
     def __init__(self, frames: Frames, write: Callable[[bytes], None]) -> None:
         self._frames = frames
         self._write = write
         self._prefix = frames.prefix
         self._suffix = frames.suffix
+        self._between = frames.suffix + frames.prefix
         self._opening: bytes | None = frames.opening()
 
     def _open(self) -> None:
@@ -25,10 +26,11 @@ class StreamSink:
             self._write(self._opening)
         self._opening = None
 
-    def piece(self, inside: bytes) -> None:
+    def pieces(self, insides: Sequence[bytes]) -> None:
+        """One write, whatever their number; an event each."""
         if self._opening is not None:
             self._open()
-        self._write(self._prefix + inside + self._suffix)
+        self._write(self._prefix + self._between.join(insides) + self._suffix)
 
     def text(self, content: str, reasoning: str, shown: Sequence[Shown]) -> None:
         if self._opening is not None:
@@ -58,8 +60,8 @@ class CollectSink:
     def reasoning(self) -> str:
         return "".join(self._reasoning)
 
-    def piece(self, inside: bytes) -> None:
-        self._content.append(orjson.loads(b'"' + inside + b'"'))
+    def pieces(self, insides: Sequence[bytes]) -> None:
+        self._content.append(orjson.loads(b'"' + b"".join(insides) + b'"'))
 
     def text(self, content: str, reasoning: str, shown: Sequence[Shown]) -> None:
         self._content.append(content)

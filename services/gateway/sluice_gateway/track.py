@@ -25,8 +25,8 @@ class Shown:
 class Sink(Protocol):
     """Where a choice's text goes. Called in order; nothing follows `finish`."""
 
-    def piece(self, inside: bytes) -> None:
-        """Content, as the inside of a JSON string."""
+    def pieces(self, insides: Sequence[bytes]) -> None:
+        """Content, a token each, as the inside of a JSON string."""
 
     def text(self, content: str, reasoning: str, shown: Sequence[Shown]) -> None: ...
 
@@ -68,20 +68,30 @@ class Track:
     def push(self, tokens: Sequence[int], logprobs: Logprobs = None) -> bool:
         """Next tokens. True: a stop string came, no more tokens are wanted."""
         plan, known = self._plan, self._json
+        ready: list[bytes] = []  # of tokens that come together, and go out together
         for index, token in enumerate(tokens):
             if self.finished is not None:
                 break
             self.output_ids.append(token)
-            if token in plan.stop_token_ids:
-                self._finish("stop")
-            elif self._plain and not self._detokenizer.pending and token in known:
+            if self._plain and not self._detokenizer.pending and token in known and token not in plan.stop_token_ids:
                 if inside := known[token]:
-                    self._sink.piece(inside)
-            elif self._slow(token, None if logprobs is None else logprobs[index]):
-                return True
+                    ready.append(inside)
+            else:
+                self._put(ready)
+                if token in plan.stop_token_ids:
+                    self._finish("stop")
+                elif self._slow(token, None if logprobs is None else logprobs[index]):
+                    return True
             if len(self.output_ids) >= plan.max_tokens:
+                self._put(ready)
                 self._finish("length")
+        self._put(ready)
         return False
+
+    def _put(self, ready: list[bytes]) -> None:
+        if ready:
+            self._sink.pieces(ready)
+            ready.clear()
 
     def end(self, reason: str) -> None:
         """The engine says that the choice ended."""

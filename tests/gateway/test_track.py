@@ -1,0 +1,86 @@
+"""Tokens that come together go out together: one write, an event each."""
+
+from __future__ import annotations
+
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice_gateway.detokenize import Pieces
+from sluice_gateway.frames import ChatFrames, Identity
+from sluice_gateway.sinks import CollectSink, StreamSink
+from sluice_gateway.tokenizer import ByteTokenizer
+from sluice_gateway.track import Track, TrackPlan
+
+TOKENIZER = ByteTokenizer()
+STOP = ord("!")
+
+
+def track(writes: list[bytes], max_tokens: int = 100, stop: tuple[str, ...] = ()) -> Track:
+    frames = ChatFrames(Identity("id", 1, "m", "fp"), 0, TOKENIZER)
+    plan = TrackPlan(frozenset({STOP}), max_tokens, stop)
+    return Track(plan, Pieces(TOKENIZER), StreamSink(frames, writes.append))
+
+
+def choices(data: bytes) -> list[tuple[str | None, str | None]]:
+    """(content, finish_reason) of each event."""
+    events = [orjson.loads(event.removeprefix(b"data: ")) for event in data.split(b"\n\n") if event]
+    return [(e["choices"][0]["delta"].get("content"), e["choices"][0]["finish_reason"]) for e in events]
+
+
+def test_tokens_that_come_together_are_one_write_and_an_event_each() -> None:
+    writes: list[bytes] = []
+    one = track(writes)
+    one.push(list(b'ab"'))  # learned one by one
+    writes.clear()
+    assert not one.push(list(b'b"a'))
+    assert [choices(data) for data in writes] == [[("b", None), ('"', None), ("a", None)]]
+
+
+def test_what_came_before_the_end_goes_out_before_it() -> None:
+    writes: list[bytes] = []
+    one = track(writes)
+    one.push(list(b"ab"))
+    writes.clear()
+    one.push([*b"ab", STOP, *b"ab"])
+    assert choices(b"".join(writes)) == [("a", None), ("b", None), (None, "stop")]
+    assert one.output_ids == [*b"abab", STOP]
+
+
+def test_a_stop_token_whose_text_is_known_stops_all_the_same() -> None:
+    writes: list[bytes] = []
+    one = track(writes)
+    one._json[STOP] = b"!"  # another request, which did not stop there, has learned it
+    one.push([STOP])
+    assert one.finished == "stop"
+    assert choices(b"".join(writes)) == [("", None), (None, "stop")]
+
+
+@given(
+    st.lists(st.sampled_from([*'abc"é€!'.encode()]), max_size=20),
+    st.lists(st.integers(1, 5), min_size=20, max_size=20),
+    st.integers(1, 25),
+    st.sampled_from([(), ("bc",)]),
+)
+def test_how_tokens_are_grouped_changes_no_event(
+    tokens: list[int], sizes: list[int], max_tokens: int, stop: tuple[str, ...]
+) -> None:
+    alone: list[bytes] = []
+    grouped: list[bytes] = []
+    one, other = track(alone, max_tokens, stop), track(grouped, max_tokens, stop)
+    for token in tokens:
+        if one.push([token]):
+            break
+    at = 0
+    for size in sizes:
+        if other.push(tokens[at : at + size]):
+            break
+        at += size
+    assert b"".join(grouped) == b"".join(alone)
+    assert (one.finished, one.output_ids) == (other.finished, other.output_ids)
+
+
+def test_a_collected_answer_has_all_of_them() -> None:
+    sink = CollectSink()
+    sink.pieces([b"a", b'\\"', b"b"])
+    assert sink.content == 'a"b'
