@@ -65,7 +65,8 @@ class Pod:
     `init_container`: the one that is not done yet, if any. Of that one, or else of the main container: `runs`;
     `starting_at`: since when it runs or its turn has come; `waiting_reason`: why it does not run (CrashLoopBackOff,
     ErrImagePull, ...); `restarts`; `last_life_s`: how long it ran the last time it ended, None if it never did.
-    `terminations`: of the main container; `init_terminations`: of `init_container`.
+    `terminations`: of the main container; `init_terminations`: of `init_container`. `ended_by_node`: why its node has
+    ended it for good, or has not taken it (Evicted, OutOfcpu, ...), in its words; such a pod is `terminating` too.
     `load`: what the engine answered the operator; None: no answer.
     """
 
@@ -96,6 +97,7 @@ class Pod:
     load: Load | None = None
     terminations: tuple[Termination, ...] = ()
     init_terminations: tuple[Termination, ...] = ()
+    ended_by_node: str = ""
 
     @property
     def is_member(self) -> bool:

@@ -17,7 +17,7 @@ from sluice_operator.api.crd import KIND
 from sluice_operator.api.enums import ScalingMode
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.apply import Applier
-from sluice_operator.cluster import KINDS, Cluster, ClusterError, Forbidden, Invalid
+from sluice_operator.cluster import KINDS, Cluster, ClusterError, Failed, Forbidden, Invalid
 from sluice_operator.fleet import Fleet
 from sluice_operator.keyring import Keyring
 from sluice_operator.observe import Known, Observer
@@ -33,6 +33,8 @@ BUSY_S, SCALING_S, UNREADY_S, QUIET_S = 2.0, 5.0, 10.0, 60.0
 RECONCILE_S = 120.0
 # What only tells: it is done also after a refusal, for the rest may build on what was refused.
 TELLS = WriteStatus | Tell | Remember
+# Of a write: somebody has to do something about it, and is told what.
+REFUSALS = Forbidden | Invalid | Failed
 Compare = Callable[[Mapping[Key, int], Collection[str]], None]
 """Versions of the ModelDeployments that are listed, and the namespaces that could be."""
 log = logging.getLogger(__name__)
@@ -149,7 +151,7 @@ class Reconciler:
         if known is None or known.uid != item["metadata"]["uid"]:
             fresh = first_memory(time.time())
             known = self._known[key] = Known(item["metadata"]["uid"], fresh, Keyring(namespace, name))
-        parsed = parse(name, item.get("spec"))
+        parsed = parse(name, item.get("spec"), is_newer=True)
         spec = parsed if isinstance(parsed, ModelDeploymentSpec) else None
         observed = await self.observer.observe(item, spec, known)
         moved = await self._carry_out(self._planned(parsed, observed), observed, known)
@@ -171,8 +173,11 @@ class Reconciler:
                 continue
             try:
                 outcome = await applier.obey(action)
-            except (Forbidden, Invalid) as error:
-                if isinstance(action, TELLS):
+            except ClusterError as error:
+                if isinstance(action, Tell):  # at best effort: nobody waits for an Event
+                    log.warning("%s/%s: %s: %s", observed.namespace, observed.name, action, error)
+                    continue
+                if isinstance(action, TELLS) or not isinstance(error, REFUSALS):
                     raise
                 refused = error
                 known.refused = f"{action}: {error}"

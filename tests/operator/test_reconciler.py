@@ -13,9 +13,9 @@ from operator_cluster import manifest
 
 from sluice_operator import observe, offline
 from sluice_operator.accept import parse
-from sluice_operator.actions import Apply, EnsureSecret, WriteStatus
-from sluice_operator.apply import Applier
-from sluice_operator.cluster import Forbidden
+from sluice_operator.actions import Apply, EnsureSecret, Tell, WriteStatus
+from sluice_operator.apply import IDLE, Applier
+from sluice_operator.cluster import Failed, Forbidden, Refused
 from sluice_operator.connection import Connection
 from sluice_operator.handlers import Shell, WatchSilent
 from sluice_operator.keyring import Keyring, encode, read_key
@@ -270,3 +270,56 @@ async def test_a_key_that_is_lost_or_damaged_is_written_again_and_is_the_same_fo
     assert "m-key" in known.secrets
     told = read_key(cluster.there["m-key"])
     assert told == "good" if is_known else len(told) == 64
+
+
+@pytest.mark.parametrize(
+    "error", [Failed(500, "InternalError", "failed calling webhook"), Forbidden(403, "x", "quota")]
+)
+async def test_a_write_that_is_refused_is_told_of_and_what_only_tells_is_done(error: Any) -> None:
+    """A webhook that was down answered 500: there was no status at all."""
+    done: list[str] = []
+
+    class Obeying:
+        def __init__(self, *_: Any) -> None: ...
+
+        async def obey(self, action: Any) -> Any:
+            if isinstance(action, Apply):
+                raise error
+            done.append(type(action).__name__)
+            return IDLE
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sluice_operator.reconcile.Applier", Obeying)
+        nobody: Any = None
+        reconciler = Reconciler(nobody, nobody, nobody, nobody, Work(asyncio.get_running_loop().time))
+        observed = Simulated(manifest()).observe()
+        known = observe.Known("u", observed.memory, nobody)
+        status: Any = WriteStatus(observed.status)
+        actions = [EnsureSecret("k"), Apply({"kind": "Service", "metadata": {"name": "m"}}), EnsureSecret("k"), status]
+        with pytest.raises(type(error)):
+            await reconciler._carry_out(actions, observed, known)
+    assert done == ["EnsureSecret", "WriteStatus"]
+    assert str(error) in known.refused
+
+
+async def test_an_event_that_cannot_be_written_holds_up_nothing() -> None:
+    """Neither what is told in status, nor a drain that comes after it."""
+    done: list[str] = []
+
+    class Obeying:
+        def __init__(self, *_: Any) -> None: ...
+
+        async def obey(self, action: Any) -> Any:
+            if isinstance(action, Tell):
+                raise Refused(429, "TooManyRequests", "event rate limit")
+            done.append(type(action).__name__)
+            return IDLE
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sluice_operator.reconcile.Applier", Obeying)
+        nobody: Any = None
+        reconciler = Reconciler(nobody, nobody, nobody, nobody, Work(asyncio.get_running_loop().time))
+        observed = Simulated(manifest()).observe()
+        known = observe.Known("u", observed.memory, nobody)
+        await reconciler._carry_out([Tell("A", "b", "c"), EnsureSecret("k")], observed, known)
+    assert done == ["EnsureSecret"]
