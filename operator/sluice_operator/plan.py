@@ -403,7 +403,8 @@ def _programs(template: Object) -> Mapping[str, Object]:
 
 def _take_back(mine: Revision, reason: Reason, detail: str) -> Iterable[Action]:
     yield MarkRevision(mine.name, Verdict.FAILED, reason.value)
-    yield Tell("RolledBack", f"revision {mine.hash}: {detail}", f"rollback-{mine.hash}", warning=True)
+    key = f"rollback-{mine.hash}-{mine.resource_version}"  # of this time: it may be tried again
+    yield Tell("RolledBack", f"revision {mine.hash}: {detail}", key, warning=True)
 
 
 def _scale(workload: Workload, replicas: int) -> Scale:

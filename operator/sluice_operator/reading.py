@@ -108,6 +108,7 @@ def read_pod(item: Object) -> Pod | None:
         last_life_s=_last_life_s(at_work),
         # One that has failed for good (evicted) is replaced by its ReplicaSet, and never comes back.
         terminating="deletionTimestamp" in meta or status.get("phase") in ("Failed", "Succeeded"),
+        gone_by=_moment(meta.get("deletionTimestamp")),
         quarantined=names.LABEL_QUARANTINED in labels,
         terminations=tuple(_terminations(main)),
         init_terminations=() if init is None else tuple(_terminations(init)),

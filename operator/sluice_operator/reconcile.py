@@ -29,6 +29,8 @@ from sluice_operator.work import Key, Work
 WORKERS = 8
 # Seconds to the next look. Soon while something moves, for not everything that matters is told of by a watch.
 BUSY_S, SCALING_S, UNREADY_S, QUIET_S = 2.0, 5.0, 10.0, 60.0
+# Of those in mode Auto, when there are many.
+SCALED_PER_S = 10.0
 # All that one look waits for is bounded by itself. Should anything not be, its ModelDeployment would wait for ever.
 RECONCILE_S = 120.0
 # What only tells: it is done also after a refusal, for the rest may build on what was refused.
@@ -68,6 +70,7 @@ class Reconciler:
         self.observer, self.work, self.bound_s = observer, work, bound_s
         self.counts = Counts()
         self._known: dict[Key, Known] = {}
+        self._scaled: set[Key] = set()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -146,6 +149,7 @@ class Reconciler:
         item = await self.cluster.find(KINDS[KIND].path(namespace, name))
         if item is None or "deletionTimestamp" in item["metadata"]:
             self._known.pop(key, None)
+            self._scaled.discard(key)
             return None
         known = self._known.get(key)
         if known is None or known.uid != item["metadata"]["uid"]:
@@ -159,8 +163,10 @@ class Reconciler:
             known.refused, moved = "", True
         if moved:
             return BUSY_S
+        self._scaled.discard(key)
         if spec is not None and spec.decode.scaling.mode is ScalingMode.AUTO:
-            return SCALING_S
+            self._scaled.add(key)
+            return max(SCALING_S, len(self._scaled) / SCALED_PER_S)
         # What it waits for may be something that nobody watches: a node, a stranger's object that goes.
         return UNREADY_S if observed.status.reason else QUIET_S
 

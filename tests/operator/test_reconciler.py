@@ -323,3 +323,30 @@ async def test_an_event_that_cannot_be_written_holds_up_nothing() -> None:
         known = observe.Known("u", observed.memory, nobody)
         await reconciler._carry_out([Tell("A", "b", "c"), EnsureSecret("k")], observed, known)
     assert done == ["EnsureSecret"]
+
+
+async def test_many_that_are_scaled_are_looked_at_more_seldom() -> None:
+    """Three hundred of them would have cost a core, and the API server seven hundred requests a second."""
+    nobody: Any = None
+    simulated = Simulated(manifest(decode={"replicas": 1, "scaling": {"mode": "Auto", "auto": {"maxReplicas": 2}}}))
+
+    class Here:
+        async def find(self, path: str) -> Any:
+            return {"metadata": {"uid": "u", "namespace": "ns", "name": "m"}, "spec": simulated.spec}
+
+    class Seen:
+        async def observe(self, *_: Any) -> Any:
+            return simulated.observe()
+
+    with pytest.MonkeyPatch.context() as patch:
+        here: Any = Here()
+        reconciler = Reconciler(here, nobody, nobody, StandardRenderer("i"), Work(asyncio.get_running_loop().time))
+        patch.setattr(reconciler, "observer", Seen())
+        patch.setattr(reconciler, "_planned", lambda *_: ())
+        assert await reconciler.reconcile(("ns", "m")) == 5.0
+        for number in range(299):
+            last = await reconciler.reconcile(("ns", f"m{number}"))
+        assert last == 30.0
+        patch.setattr(here, "find", lambda path: asyncio.sleep(0))
+        await reconciler.reconcile(("ns", "m0"))
+        assert len(reconciler._scaled) == 299
