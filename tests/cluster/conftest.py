@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster_deployment import Served
 from cluster_tools import why_missing
 from control_plane import ControlPlane
 from fake_fleet import FakeFleet
-from operator_process import FORGE
+from operator_process import FORGE, OperatorProcess
 
 _NUMBERS = itertools.count(1)
 
@@ -24,6 +26,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.cluster)
     ordered = iter(sorted(mine, key=lambda item: item.get_closest_marker("slow") is None))
     items[:] = [next(ordered) if here in item.path.parents else item for item in items]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Where a test fails, its operators say where they are, before they are ended."""
+    report = yield
+    if report.when == "call" and report.failed:
+        for operator in list(OperatorProcess.living):
+            operator.say_where()
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,13 @@ An engine that is ready is idle and routed to; one that was told to drain is emp
 from __future__ import annotations
 
 import argparse
+import asyncio
 import copy
+import faulthandler
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -92,6 +95,14 @@ class OtherDefaults(StandardRenderer):
         return told
 
 
+def say_where(*_):
+    """On SIGUSR1: where every thread is, and every task of ours."""
+    faulthandler.dump_traceback(all_threads=True)
+    for task in asyncio.all_tasks():
+        if any("sluice_operator" in frame.f_code.co_filename for frame in task.get_stack()):
+            task.print_stack(file=sys.stderr)
+
+
 def run(arguments):
     """The exit status of an operator with these arguments, ours among them."""
     options = argparse.ArgumentParser(allow_abbrev=False)
@@ -108,6 +119,7 @@ def run(arguments):
         operator_main.StandardRenderer = OtherDefaults
     if own.die_after is not None:
         die_after(own.die_after)
+    signal.signal(signal.SIGUSR1, say_where)
     live = own.dial is not None
     return operator_main.main(
         rest, LiveFleet(plaintext, dialled(own.dial)) if live else KwokFleet(own.world, own.drained)

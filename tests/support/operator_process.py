@@ -11,7 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from control_plane import ControlPlane
 from operator_forge import Forge
@@ -20,6 +20,8 @@ FLEET = Path(__file__).parent / "kwok_fleet.py"
 FORGE = Forge()
 POLL_S = 0.01
 READY_S, ENDING_S = 120.0, 60.0
+# Of its log, where a test fails; and how long it may take to say where it is.
+MOST_SAID, SAY_S = 24_000, 1.0
 # Of a leader that is not to lose its lease, however busy the machine is.
 PATIENT_LEASE = ("--lease-duration-s=300", "--lease-deadline-s=200", "--lease-call-s=20")
 # A leader that stops is replaced within seconds; deadline + call < duration holds.
@@ -87,14 +89,27 @@ class OperatorProcess:
         ]
         self._process: Forked | subprocess.Popen[bytes] | None = None
 
+    living: ClassVar[set[OperatorProcess]] = set()
+
     def __enter__(self) -> Self:
         self.start()
+        self.living.add(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.living.discard(self)
         if self._process is not None and self._process.poll() is None:
             self.kill()
-        print(f"{self.user} said last:\n{self.text()[-8000:]}")  # shown where the test fails
+        print(f"{self.user} said last:\n{self.text()[-MOST_SAID:]}")  # shown where the test fails
+
+    def say_where(self) -> None:
+        """Into its log: what its /status says, and where its threads and tasks are."""
+        told = self.status()
+        with self.log.open("a") as log:
+            log.write(f"its status: {told or 'no answer'}\n")
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGUSR1)
+            time.sleep(SAY_S)
 
     def start(self) -> None:
         if self.is_forked:
