@@ -6,8 +6,9 @@ A hit at boundary n needs pages 0..n-1 and a snapshot at n; the usable prefix is
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from sluice_engine.step import RecordRef
 from sluice_records import ChainKey
@@ -107,16 +108,20 @@ class PrefixCache:
                 return (page.ref,) if snapshot is None else (page.ref, snapshot)
         return ()
 
-    def num_evictable(self, evictable: Callable[[RecordRef], bool]) -> int:
-        """Pages that could leave the cache, one leaf after the other. One below which one must stay stays too, though
-        the cache alone may hold it: sequences have own copies of pages that were cached before, and go on there."""
+    def num_evictable(self, held: Iterable[tuple[Sequence[ChainKey], Sequence[RecordRef]]]) -> int:
+        """Pages that could leave the cache, one leaf after the other. `held`: per sequence the keys and the records of
+        its pages, from the first one on. What a held page stands on stays too, though the cache alone may hold it:
+        sequences have own copies of pages that were cached before, and go on there."""
         stay: set[ChainKey] = set()
-        for key, page in self._pages.items():
-            if not evictable(page.ref):
-                at: ChainKey | None = key
-                while at is not None and at not in stay:
-                    stay.add(at)
-                    at = self._pages[at].parent
+        for keys, records in held:
+            stays = False
+            for key, record in reversed(list(zip(keys, records, strict=False))):
+                if key in stay:
+                    break  # and so does all that it stands on
+                page = self._pages.get(key)
+                stays = stays or (page is not None and page.ref == record)
+                if stays:
+                    stay.add(key)
         return len(self._pages) - len(stay)
 
     def references(self) -> Iterator[RecordRef]:
@@ -126,4 +131,4 @@ class PrefixCache:
 
     def boundaries(self, limit: int) -> tuple[ChainKey, ...]:
         """Most recently used resumable boundaries: hints for routing."""
-        return tuple(list(reversed(self._snapshots))[:limit])
+        return tuple(islice(reversed(self._snapshots), limit))
