@@ -1,4 +1,4 @@
-"""What a request costs the scheduler when the pool is full of cached pages: its admission, and the plan that makes room for it.
+"""What a request costs the scheduler of a pool full of cached pages: its admission, and the plan that makes room for it.
 
 Usage: measure_admission.py [TREE]   (an older checkout of this repository; default: this one)
 """
@@ -24,7 +24,7 @@ from sluice_engine.state import SchedulerState  # noqa: E402
 from sluice_protocol.sampling import Sampling  # noqa: E402
 from sluice_records import PoolPlan, RecordKind  # noqa: E402
 
-PAGE, ROUNDS = 16, 15
+PAGE, ROUNDS = 16, 5
 
 
 def full(pages: int, chain: int) -> SchedulerState:
