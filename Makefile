@@ -46,12 +46,12 @@ check: $(LOCKED) ## format, lint, types, imports, generated files, fast tests
 	$(GENERATE) --check
 	$(PYTEST) -q -m "not process and not slow and not images" -n 3 --dist worksteal
 
-# Faults are judged by the clock: nothing runs beside them.
+# Faults are judged by the clock: nothing runs beside them but more of their kind.
 test: check ## `make check`, then the tests that start processes and the slow ones; without those of a cluster
 	$(PYTEST) -q -m "(process or slow) and not cluster and not images" -n 3 --dist worksteal --ignore=tests/chaos
-	$(PYTEST) -q -m "process or slow" tests/chaos
+	$(PYTEST) -q -m "process or slow" tests/chaos -n 2 --dist worksteal
 
-cluster-test: cluster-tools ## the operator, CRD and charts against a real API server (7 minutes; not in CI yet)
+cluster-test: cluster-tools ## the operator, CRD and charts against a real API server (7 minutes)
 	$(CLUSTER_TEST)
 
 cluster-tools: $(LOCKED) ## build etcd, Kubernetes, kwok and helm for tests/cluster into ~/.cache (needs Go; 9 minutes cold)

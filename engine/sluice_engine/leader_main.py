@@ -32,7 +32,7 @@ from sluice_engine.outlet import drop_what_nobody_reads
 from sluice_engine.processes import die_with_parent, say, settle_heap
 from sluice_engine.rank import LoadProgress, RankMessage
 from sluice_engine.rank_server import RankServer
-from sluice_engine.self_call import call_itself
+from sluice_engine.self_call import SelfCall
 from sluice_engine.sequence import Mode, SequenceSpec
 from sluice_engine.server import start_engine_server
 from sluice_engine.spec import EngineSpec, load_spec, resolve
@@ -138,10 +138,13 @@ class LeaderProcess:
         self.marks.row.doing("warms up")
         leader.ranks.extend(self.ranks.links)
         await warm_up(leader)
+        self.marks.row.doing("calls itself")
+        calling = SelfCall(self.marks.grpc)
+        await calling.open()
         server, address = await start_engine_server(leader, self._hello, self._health, spec, identity)
         self._servers.append(server)
         self.marks.row.doing("")
-        self._calling = asyncio.get_running_loop().create_task(call_itself(self.marks.grpc))
+        self._calling = asyncio.get_running_loop().create_task(calling.run())
         self._calling.add_done_callback(self._end_of)
         settle_heap()
         say(

@@ -52,10 +52,11 @@ _VOLUMES = ("spec", "key", "tls", "run", "evidence", "tmp", "model", "tokenizer"
 _METADATA = ("labels", "annotations")
 
 
-def parse(name: str, raw: object) -> ModelDeploymentSpec | tuple[Objection, ...]:
-    """The spec with its defaults, or all that is wrong with it, in the order of importance."""
+def parse(name: str, raw: object, *, is_newer: bool = False) -> ModelDeploymentSpec | tuple[Objection, ...]:
+    """The spec with its defaults, or all that is wrong with it, in the order of importance. `is_newer`: see
+    `from_json`."""
     try:
-        spec = from_json(ModelDeploymentSpec, raw, "spec")
+        spec = from_json(ModelDeploymentSpec, raw, "spec", is_newer=is_newer)
     except Invalid as error:
         return tuple((Reason.SPEC_INVALID, problem) for problem in error.problems)
     found = tuple(objection for check in CHECKS for objection in check(name, spec))

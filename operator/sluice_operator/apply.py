@@ -17,7 +17,6 @@ from sluice_operator.api.value import to_json
 from sluice_operator.certificates import AUTHORITIES, Authorities, NotOurs
 from sluice_operator.cluster import (
     APPLY,
-    FIELD_MANAGER,
     JSON_PATCH,
     KINDS,
     MERGE,
@@ -27,8 +26,10 @@ from sluice_operator.cluster import (
     Invalid,
     NotFound,
 )
+from sluice_operator.diff import additions
 from sluice_operator.fleet import Fleet
 from sluice_operator.moments import rfc3339
+from sluice_operator.names import FIELD_MANAGER
 from sluice_operator.observe import Known
 from sluice_operator.observed import Child, Observed
 from sluice_operator.render.children import OwnerRef
@@ -118,6 +119,9 @@ class Applier:
                 raise
             return DONE
         await self._own_fields(child)
+        if added := additions(child.object, item):
+            told = {**added, "metadata": {**added.get("metadata", {}), "uid": child.uid}}
+            await self.cluster.patch(self._path(*key), MERGE, told)
         seen = {**item, "metadata": {**item["metadata"], "uid": child.uid}}
         now = await self.cluster.patch(self._path(*key), APPLY, seen, force="true")
         # Where a webhook has the last word, or the API server another spelling, it would be sent at once, for ever.

@@ -101,8 +101,10 @@ def gather(observed: Observed, replicas: int, rolling: bool, now: float) -> Inpu
     capacity = sum(load.total_pages for load in loads)
     reports = [report for report in observed.gateways if report.pod in observed.ready_gateways]
     waiting = sum(not pod.node and now - pod.created_at > PENDING_S for pod in decode)
-    # Whoever is above the number has been given back already, and those without a node go first.
-    pending = max(waiting - max(len(decode) - replicas, 0), 0)
+    # Whoever is above the number has been given back already, and those without a node go first. Nor is it want of
+    # nodes where one that goes, or is kept for somebody to look at, has the place for a while yet.
+    places = sum(_holds_a_place(pod, now) for pod in observed.pods if pod.role is PodRole.DECODE)
+    pending = max(waiting - max(len(decode) - replicas, 0) - places, 0)
     return Inputs(
         replicas=replicas,
         engines=len(loads),
@@ -122,6 +124,12 @@ def gather(observed: Observed, replicas: int, rolling: bool, now: float) -> Inpu
         rolling=rolling,
         missing=missing,
     )
+
+
+def _holds_a_place(pod: Pod, now: float) -> bool:
+    """One that does not count any more, and whose node has it still; not for ever, should the node be gone."""
+    is_going = bool(pod.gone_by) and now < pod.gone_by + PENDING_S
+    return bool(pod.node) and (is_going or (pod.quarantined and not pod.terminating))
 
 
 def _loads(observed: Observed, warm: list[Pod], now: float) -> tuple[list[Load], str]:

@@ -15,9 +15,9 @@ from typing import Any, Self
 import aiohttp
 
 from sluice_operator.connection import Connection
+from sluice_operator.names import FIELD_MANAGER
 
 Object = dict[str, Any]
-FIELD_MANAGER = "sluice-operator"
 # What one operator may have in flight; the API server queues the rest of everybody's anyway.
 MAX_IN_FLIGHT = 32
 PAGE_ITEMS = 500
@@ -61,6 +61,10 @@ class Forbidden(Refused):
 
 class Invalid(Refused):
     """400 or 422: no attempt will succeed; the message names the path."""
+
+
+class Failed(Refused):
+    """500: the API server, or more often a webhook that it asks, fails over this very request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,5 +229,5 @@ def _read(code: int, body: bytes) -> Object:
         told = {"message": body.decode(errors="replace")[:500]}
     if 200 <= code < 300:
         return told
-    error = {403: Forbidden, 404: NotFound, 409: Conflict, 400: Invalid, 422: Invalid}.get(code, Refused)
+    error = {403: Forbidden, 404: NotFound, 409: Conflict, 400: Invalid, 422: Invalid, 500: Failed}.get(code, Refused)
     raise error(code, str(told.get("reason", "")), str(told.get("message", "")))

@@ -10,7 +10,7 @@ from sluice_operator.accept import Objection
 from sluice_operator.api.enums import Allocation, ConditionStatus, ScalingMode
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.status import MAX_MESSAGE, Condition
-from sluice_operator.failing import why_not_ready
+from sluice_operator.failing import FAILED_RESTARTS, describe_ended, ended_by_nodes, why_not_ready
 from sluice_operator.moments import rfc3339, seconds
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.observed import Observed, Pod, Revision
@@ -133,6 +133,8 @@ def _role_ready(found: Findings, role: PodRole) -> Finding:
     reason, detail = _worst(members, found)
     if reason in (Reason.STARTING, Reason.UNSCHEDULABLE) and (refused := _refused(found, role)):
         return Finding(name, FALSE, Reason.PODS_REFUSED, f"{counted} {tell(Reason.PODS_REFUSED, refused)}")
+    if reason in (Reason.STARTING, Reason.UNSCHEDULABLE) and (ended := _ended(found, role)):
+        return Finding(name, FALSE, Reason.ENDED_BY_NODE, f"{counted} {tell(Reason.ENDED_BY_NODE, ended)}")
     if reason in (Reason.STARTING, Reason.UNSCHEDULABLE) and _serves_elsewhere(found, role):
         return Finding(name, FALSE, Reason.ROLLING_OUT, f"{counted} {tell(Reason.ROLLING_OUT, detail)}")
     if role is PodRole.DECODE and reason is Reason.STARTING and len(ready) >= _least(found.spec):
@@ -147,6 +149,15 @@ def _refused(found: Findings, role: PodRole) -> str:
         if is_wanted and workload.refused and len(found.updated(role)) < workload.replicas:
             return f"Deployment {workload.name}: {workload.refused.rstrip('.')}."
     return ""
+
+
+def _ended(found: Findings, role: PodRole) -> str:
+    """Of several pods of what is wanted that nodes have ended; empty where there are few: their successors may fare
+    better."""
+    wanted = found.gateways if role is PodRole.GATEWAY else found.target
+    mine = [pod for pod in found.observed.pods if pod.role is role and pod.revision == wanted]
+    ended = ended_by_nodes(mine, found.now)
+    return describe_ended(ended) if len(ended) >= FAILED_RESTARTS else ""
 
 
 def _worst(members: Iterable[Pod], found: Findings) -> tuple[Reason, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from sluice_operator.observed import Pod
 from sluice_operator.reasons import Reason
@@ -13,6 +13,8 @@ FAILED_RESTARTS = 3
 FAILED_WAIT_S = 300.0
 # Whoever ran for so long is in no crash loop; kubelet forgets its back-off then too.
 CALM_LIFE_S = 600.0
+# What nodes have ended counts against a revision for so long.
+ENDED_LATE_S = 600.0
 # Beyond the startup budget, for the kubelet to act on it first.
 STARTUP_SLACK_S = 60.0
 
@@ -43,6 +45,20 @@ def why_not_ready(pod: Pod, now: float, startup_max_s: float) -> tuple[Reason, s
         waits = f": it waits ({pod.waiting_reason})" if pod.waiting_reason else ""
         return reason, f"{name}, has had {had_s:.0f} s to start{waits}."
     return Reason.NOT_READY, f"{name} is not ready{_last_words_if_any(pod)}."
+
+
+def ended_by_nodes(pods: Iterable[Pod], now: float) -> tuple[Pod, ...]:
+    """Those of late that nodes have ended before they were ever ready, the newest first: nobody clears them away. Who
+    has served is another matter: that node is short of something."""
+    late = [pod for pod in pods if pod.ended_by_node and now - pod.created_at <= ENDED_LATE_S]
+    never = [pod for pod in late if not _has_been_ready(pod)]
+    return tuple(sorted(never, key=lambda pod: (pod.created_at, pod.name), reverse=True))
+
+
+def describe_ended(ended: Sequence[Pod]) -> str:
+    """One of them, and how many there are."""
+    others = f" (and {len(ended) - 1} more)" if len(ended) > 1 else ""
+    return f"Pod {ended[0].name}: {ended[0].ended_by_node.rstrip('.')}{others}."
 
 
 def is_refused(pod: Pod) -> bool:

@@ -13,10 +13,14 @@ REASONS = {1: "Died", 3: "Wedged"}
 
 
 def seen(pods: Iterable[Pod]) -> tuple[IncidentStatus, ...]:
-    """Every container end that was no wish of ours: exit status 0 and a pod that is going are none."""
-    return tuple(
-        _incident(pod, end) for pod in pods if not pod.terminating for end in pod.terminations if end.exit_code != 0
-    )
+    """Every end that was no wish of ours: exit status 0 and a pod that is going are none."""
+    told = []
+    for pod in pods:
+        if pod.ended_by_node:
+            told.append(_ended(pod))
+        elif not pod.terminating:
+            told += [_incident(pod, end) for end in pod.terminations if end.exit_code != 0]
+    return tuple(told)
 
 
 def merge(old: Iterable[IncidentStatus], new: Iterable[IncidentStatus]) -> tuple[IncidentStatus, ...]:
@@ -25,9 +29,18 @@ def merge(old: Iterable[IncidentStatus], new: Iterable[IncidentStatus]) -> tuple
     return tuple(sorted(by_id.values(), key=lambda told: (told.time, told.id), reverse=True)[:MAX_INCIDENTS])
 
 
+def _ended(pod: Pod) -> IncidentStatus:
+    """By its node, for good."""
+    reason, _, words = pod.ended_by_node.partition(": ")
+    at = max(pod.created_at, pod.ready_changed_at, *(end.at for end in pod.terminations))
+    message = (words.strip() or reason).splitlines()[0][:MAX_MESSAGE]
+    return IncidentStatus(f"{pod.name}.ended"[:128], rfc3339(at), pod.name, pod.role.value, reason[:64], message)
+
+
 def _incident(pod: Pod, end: Termination) -> IncidentStatus:
     reason = "OOMKilled" if end.reason == "OOMKilled" else REASONS.get(end.exit_code, "Died")
-    message = (end.message or f"exit {end.exit_code} {end.reason}").strip().splitlines()[0]
+    lines = end.message.strip().splitlines() or [f"exit {end.exit_code} {end.reason}".strip()]
+    message = lines[0]
     return IncidentStatus(
         f"{pod.name}.{end.restart}"[:128], rfc3339(end.at), pod.name, pod.role.value, reason, message[:MAX_MESSAGE]
     )

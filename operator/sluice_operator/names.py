@@ -16,6 +16,8 @@ LABEL_VERDICT = f"{PREFIX}/verdict"
 LABEL_VERDICT_REASON = f"{PREFIX}/verdict-reason"
 READINESS_GATE = f"{PREFIX}/serving"
 MANAGED_BY = "sluice-operator"
+# As which we own fields of objects.
+FIELD_MANAGER = MANAGED_BY
 OPERATOR_LABELS = {"app.kubernetes.io/name": "sluice-operator"}
 MAIN_CONTAINER = "main"
 

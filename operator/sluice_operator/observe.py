@@ -14,7 +14,7 @@ from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.api.value import Invalid as InvalidValue
 from sluice_operator.api.value import from_json
-from sluice_operator.cluster import KINDS, Cluster, Conflict, Forbidden, Invalid, NotFound
+from sluice_operator.cluster import KINDS, Cluster, Conflict, Failed, Forbidden, Invalid, NotFound
 from sluice_operator.fleet import Contact, Fleet, Heard
 from sluice_operator.keyring import Keyring, read_key
 from sluice_operator.names import ENGINE_ROLES, PodRole
@@ -228,7 +228,7 @@ class Observer:
     async def _objection(self, item: Object) -> str:
         try:
             await self.cluster.create(item, dryRun="All")
-        except (Conflict, Forbidden):
+        except (Conflict, Forbidden, Failed):
             # A quota or a webhook says the same when the object is made in earnest, and is told as WriteRefused.
             return ""
         except Invalid as error:
@@ -259,6 +259,6 @@ def _our_pods(found: list[Object], children: Iterable[Child], uid: str) -> tuple
 def _status(item: Object) -> ModelDeploymentStatus:
     """What we wrote last. Somebody may have written nonsense over it: then nothing is known."""
     try:
-        return from_json(ModelDeploymentStatus, item.get("status", {}), "status")
+        return from_json(ModelDeploymentStatus, item.get("status", {}), "status", is_newer=True)
     except InvalidValue:
         return ModelDeploymentStatus()

@@ -65,7 +65,9 @@ class Pod:
     `init_container`: the one that is not done yet, if any. Of that one, or else of the main container: `runs`;
     `starting_at`: since when it runs or its turn has come; `waiting_reason`: why it does not run (CrashLoopBackOff,
     ErrImagePull, ...); `restarts`; `last_life_s`: how long it ran the last time it ended, None if it never did.
-    `terminations`: of the main container; `init_terminations`: of `init_container`.
+    `gone_by`: when the grace of one that was deleted is over, 0 for others. `terminations`: of the main container;
+    `init_terminations`: of `init_container`. `ended_by_node`: why its node has ended it for good, or has not taken it
+    (Evicted, OutOfcpu, ...), in its words; such a pod is `terminating` too.
     `load`: what the engine answered the operator; None: no answer.
     """
 
@@ -92,10 +94,12 @@ class Pod:
     restarts: int = 0
     last_life_s: float | None = None
     terminating: bool = False
+    gone_by: float = 0.0
     quarantined: bool = False
     load: Load | None = None
     terminations: tuple[Termination, ...] = ()
     init_terminations: tuple[Termination, ...] = ()
+    ended_by_node: str = ""
 
     @property
     def is_member(self) -> bool:

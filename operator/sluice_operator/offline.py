@@ -8,7 +8,7 @@ from typing import Any
 
 from sluice_operator.accept import parse
 from sluice_operator.actions import Apply, Certify, EnsureSecret
-from sluice_operator.api.enums import ConditionStatus
+from sluice_operator.api.enums import ConditionStatus, ScalingMode
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import Invalid, from_json
 from sluice_operator.names import ENGINE_ROLES, PodRole
@@ -69,7 +69,16 @@ def rollout_report(name: str, old_raw: object, new_raw: object) -> Iterator[str]
         yield f"no rollout: revision {after} stays, no engine restarts"
     else:
         yield f"rollout from {before} to {after}:"
-    yield from (f"  {text}" for text in _rollout(old, new, before, after))
+    yield from (f"  {text}" for text in _rollout(old, _with_kept_replicas(old, new, new_raw), before, after))
+
+
+def _with_kept_replicas(old: ModelDeploymentSpec, new: ModelDeploymentSpec, raw: object) -> ModelDeploymentSpec:
+    """What the autoscaler has set stays where the file says nothing, as with `kubectl apply` of one that never did."""
+    decode = raw.get("decode") if isinstance(raw, Mapping) else None
+    is_told = isinstance(decode, Mapping) and decode.get("replicas") is not None
+    if is_told or new.decode.scaling.mode is not ScalingMode.AUTO:
+        return new
+    return replace(new, decode=replace(new.decode, replicas=old.decode.replicas))
 
 
 def _first_steps(namespace: str, name: str, spec: ModelDeploymentSpec, control_image: str) -> Iterator[str]:

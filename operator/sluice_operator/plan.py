@@ -31,8 +31,15 @@ from sluice_operator.api.enums import ScalingMode
 from sluice_operator.api.spec import DrainSpec, ModelDeploymentSpec
 from sluice_operator.api.value import Problem
 from sluice_operator.conditions import Findings
-from sluice_operator.diff import covers
-from sluice_operator.failing import failing_since, has_failed, why_not_ready
+from sluice_operator.diff import covers, leftovers
+from sluice_operator.failing import (
+    FAILED_RESTARTS,
+    describe_ended,
+    ended_by_nodes,
+    failing_since,
+    has_failed,
+    why_not_ready,
+)
 from sluice_operator.incidents import seen
 from sluice_operator.names import ENGINE_ROLES, PodRole, Verdict
 from sluice_operator.observed import Memory, Observed, Owner, Pod, Revision, Workload
@@ -93,7 +100,7 @@ class _Plan:
         scaled = self._scaled(spec, view, target)
         found = self._findings(spec, view, target)
         if spec.paused:
-            return (*self._upkeep(), *self._kept_certified(), *self._told(found, None))
+            return (*self._upkeep(), *self._kept_secrets(), *self._told(found, None))
         return (
             *self._upkeep(),
             *self._secrets(),
@@ -122,7 +129,7 @@ class _Plan:
             incident_times=self._incident_times(),
         )  # fmt: skip
         begun = self._settled()
-        return (*self._upkeep(), *self._kept_certified(), *begun, *self._events(), *self._told(found, None))
+        return (*self._upkeep(), *self._kept_secrets(), *begun, *self._events(), *self._told(found, None))
 
     def _settled(self) -> Iterable[Action]:
         """A drain that the last spec began: the pod that it has emptied would serve nobody until a spec is good."""
@@ -230,17 +237,24 @@ class _Plan:
     def _certified(self) -> Iterable[Action]:
         return (Certify(step) for step in rotate(self.observed.certificates, self.now, LIVES))
 
-    def _kept_certified(self) -> Iterable[Action]:
-        """Where nothing else may change: what runs must not run out. Somebody else's Secret is left alone."""
-        is_strange = any(c.kind == "Secret" and c.owner is not Owner.OURS for c in self.observed.children)
-        return () if is_strange or not self.observed.certificates.leaves else self._certified()
+    def _kept_secrets(self) -> Iterable[Action]:
+        """Where nothing else may change: what runs keeps its key, and its certificates must not run out. Somebody
+        else's Secret is left alone."""
+        if any(c.kind == "Secret" and c.owner is not Owner.OURS for c in self.observed.children):
+            return
+        if self.observed.workloads:
+            yield from self._secrets()
+        if self.observed.certificates.leaves:
+            yield from self._certified()
 
     def _standing(self) -> Iterable[Action]:
         return (Apply(item) for item in self.standing if not self._is_there(item))
 
     def _is_there(self, item: Object) -> bool:
         child = self.children.get((item["kind"], item["metadata"]["name"]))
-        return child is not None and covers(child.object, item)
+        return (
+            child is not None and covers(child.object, item) and not leftovers(child.object, item, names.FIELD_MANAGER)
+        )
 
     def _gateway(self, spec: ModelDeploymentSpec) -> Iterable[Action]:
         """Its template is applied anew when its hash is another, or when somebody else has changed what runs in it; its
@@ -282,11 +296,14 @@ class _Plan:
         if rollout.choose_target(mine.hash, marked, {}).failed is None:
             return
         startup = float(spec.probes.startup_max_seconds)
+        engines = [pod for pod in self.observed.pods if pod.role in ENGINE_ROLES and pod.revision == mine.hash]
+        if len(ended := ended_by_nodes(engines, self.now)) >= FAILED_RESTARTS:
+            yield from _take_back(mine, Reason.ENDED_BY_NODE, describe_ended(ended))
+            return
         for pod in sorted(self._engines_of(mine.hash), key=lambda pod: pod.name):
             if has_failed(pod, self.now, startup, self.memory.failing_since.get(pod.uid, self.now)):
                 reason, detail = why_not_ready(pod, self.now, startup)
-                yield MarkRevision(mine.name, Verdict.FAILED, reason.value)
-                yield Tell("RolledBack", f"revision {mine.hash}: {detail}", f"rollback-{mine.hash}", warning=True)
+                yield from _take_back(mine, reason, detail)
                 return
 
     def _engines_of(self, revision: str) -> Sequence[Pod]:
@@ -382,6 +399,12 @@ def _programs(template: Object) -> Mapping[str, Object]:
     has added, an Apply would not take away."""
     containers = (*template["spec"].get("initContainers", ()), *template["spec"]["containers"])
     return {c["name"]: {key: c[key] for key in ("image", "command", "args") if c.get(key)} for c in containers}
+
+
+def _take_back(mine: Revision, reason: Reason, detail: str) -> Iterable[Action]:
+    yield MarkRevision(mine.name, Verdict.FAILED, reason.value)
+    key = f"rollback-{mine.hash}-{mine.resource_version}"  # of this time: it may be tried again
+    yield Tell("RolledBack", f"revision {mine.hash}: {detail}", key, warning=True)
 
 
 def _scale(workload: Workload, replicas: int) -> Scale:

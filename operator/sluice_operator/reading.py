@@ -108,10 +108,20 @@ def read_pod(item: Object) -> Pod | None:
         last_life_s=_last_life_s(at_work),
         # One that has failed for good (evicted) is replaced by its ReplicaSet, and never comes back.
         terminating="deletionTimestamp" in meta or status.get("phase") in ("Failed", "Succeeded"),
+        gone_by=_moment(meta.get("deletionTimestamp")),
         quarantined=names.LABEL_QUARANTINED in labels,
         terminations=tuple(_terminations(main)),
         init_terminations=() if init is None else tuple(_terminations(init)),
+        ended_by_node=_ended_by_node(status) if "deletionTimestamp" not in meta else "",
     )
+
+
+def _ended_by_node(status: Object) -> str:
+    """Containers that restart always bring no pod to an end: what does gives its reason."""
+    if status.get("phase") != "Failed":
+        return ""
+    told = [str(status.get(key) or "") for key in ("reason", "message")]
+    return ": ".join(part for part in told if part) or "its phase is Failed"
 
 
 def _init_in_work(statuses: list[Object], sidecars: frozenset[str]) -> Object | None:

@@ -39,6 +39,7 @@ class Reason(StrEnum):
     CONTAINER_CONFIG_ERROR = "ContainerConfigError"
     CRASH_LOOP = "CrashLoop"
     STARTUP_TIMED_OUT = "StartupTimedOut"
+    ENDED_BY_NODE = "EndedByNode"
     NOT_READY = "NotReady"
     # Routable
     ROUTED = "Routed"
@@ -152,6 +153,11 @@ REASONS: Mapping[Reason, Entry] = {
         _ENGINES,
         "The container ends again and again; its last words follow.",
         "See status.incidents and the pod's log.",
+    ),
+    Reason.ENDED_BY_NODE: Entry(
+        _ENGINES,
+        "Nodes end new pods of this role, or do not take them; the node's own words follow.",
+        "Look at what the words name: ephemeral storage, memory, a device; ask for less, or correct the node.",
     ),
     Reason.STARTUP_TIMED_OUT: Entry(
         _ENGINES,

@@ -17,7 +17,7 @@ from sluice_operator.api.crd import KIND
 from sluice_operator.api.enums import ScalingMode
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.apply import Applier
-from sluice_operator.cluster import KINDS, Cluster, ClusterError, Forbidden, Invalid
+from sluice_operator.cluster import KINDS, Cluster, ClusterError, Failed, Forbidden, Invalid
 from sluice_operator.fleet import Fleet
 from sluice_operator.keyring import Keyring
 from sluice_operator.observe import Known, Observer
@@ -29,10 +29,14 @@ from sluice_operator.work import Key, Work
 WORKERS = 8
 # Seconds to the next look. Soon while something moves, for not everything that matters is told of by a watch.
 BUSY_S, SCALING_S, UNREADY_S, QUIET_S = 2.0, 5.0, 10.0, 60.0
+# Of those in mode Auto, when there are many.
+SCALED_PER_S = 10.0
 # All that one look waits for is bounded by itself. Should anything not be, its ModelDeployment would wait for ever.
 RECONCILE_S = 120.0
 # What only tells: it is done also after a refusal, for the rest may build on what was refused.
 TELLS = WriteStatus | Tell | Remember
+# Of a write: somebody has to do something about it, and is told what.
+REFUSALS = Forbidden | Invalid | Failed
 Compare = Callable[[Mapping[Key, int], Collection[str]], None]
 """Versions of the ModelDeployments that are listed, and the namespaces that could be."""
 log = logging.getLogger(__name__)
@@ -66,6 +70,7 @@ class Reconciler:
         self.observer, self.work, self.bound_s = observer, work, bound_s
         self.counts = Counts()
         self._known: dict[Key, Known] = {}
+        self._scaled: set[Key] = set()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -144,12 +149,13 @@ class Reconciler:
         item = await self.cluster.find(KINDS[KIND].path(namespace, name))
         if item is None or "deletionTimestamp" in item["metadata"]:
             self._known.pop(key, None)
+            self._scaled.discard(key)
             return None
         known = self._known.get(key)
         if known is None or known.uid != item["metadata"]["uid"]:
             fresh = first_memory(time.time())
             known = self._known[key] = Known(item["metadata"]["uid"], fresh, Keyring(namespace, name))
-        parsed = parse(name, item.get("spec"))
+        parsed = parse(name, item.get("spec"), is_newer=True)
         spec = parsed if isinstance(parsed, ModelDeploymentSpec) else None
         observed = await self.observer.observe(item, spec, known)
         moved = await self._carry_out(self._planned(parsed, observed), observed, known)
@@ -157,8 +163,10 @@ class Reconciler:
             known.refused, moved = "", True
         if moved:
             return BUSY_S
+        self._scaled.discard(key)
         if spec is not None and spec.decode.scaling.mode is ScalingMode.AUTO:
-            return SCALING_S
+            self._scaled.add(key)
+            return max(SCALING_S, len(self._scaled) / SCALED_PER_S)
         # What it waits for may be something that nobody watches: a node, a stranger's object that goes.
         return UNREADY_S if observed.status.reason else QUIET_S
 
@@ -171,8 +179,11 @@ class Reconciler:
                 continue
             try:
                 outcome = await applier.obey(action)
-            except (Forbidden, Invalid) as error:
-                if isinstance(action, TELLS):
+            except ClusterError as error:
+                if isinstance(action, Tell):  # at best effort: nobody waits for an Event
+                    log.warning("%s/%s: %s: %s", observed.namespace, observed.name, action, error)
+                    continue
+                if isinstance(action, TELLS) or not isinstance(error, REFUSALS):
                     raise
                 refused = error
                 known.refused = f"{action}: {error}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
+import yaml
 
 from sluice_cli.__main__ import main
 
@@ -78,6 +81,21 @@ def test_a_rollout_step_by_step(files, capsys):
     assert min(capacities) >= 100
     assert main(["plan", "-f", new, "--from", new]) == 0
     assert "no engine restarts" in capsys.readouterr().out
+
+
+def test_what_the_autoscaler_has_set_stays_where_the_new_file_says_nothing(files, capsys):
+    """It printed a way down to one engine that `kubectl apply` would not have gone."""
+    new = yaml.safe_load(MDEP)
+    new["spec"]["decode"] = {"scaling": {"mode": "Auto", "auto": {"minReplicas": 1, "maxReplicas": 9}}}
+    old = copy.deepcopy(new)
+    old["spec"]["decode"]["replicas"] = 8
+    told_new, told_old = files(new=yaml.safe_dump(new), old=yaml.safe_dump(old))
+    assert main(["plan", "-f", told_new, "--from", told_old]) == 0
+    assert "shrink" not in capsys.readouterr().out
+    new["spec"]["decode"]["replicas"] = 7
+    (told_new,) = files(new=yaml.safe_dump(new))
+    assert main(["plan", "-f", told_new, "--from", told_old]) == 0
+    assert "drain one decode" in capsys.readouterr().out
 
 
 def test_what_is_wrong_is_named_and_the_status_is_1(files, capsys):

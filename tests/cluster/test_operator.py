@@ -161,6 +161,103 @@ def test_what_a_quota_refuses_is_told_in_the_api_servers_words_and_tried_again(o
     served.until("Progressing", "True", "Complete")
 
 
+def webhook(namespace, resource, group=""):
+    """One that is down, and that the API server asks for this resource in this namespace."""
+    rule = {"apiGroups": [group], "apiVersions": ["v1"], "resources": [resource], "operations": ["*"]}
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": f"down-{resource}-{namespace}"},
+        "webhooks": [
+            {
+                "name": "down.example.com",
+                "clientConfig": {"url": "https://127.0.0.1:1/"},
+                "rules": [rule],
+                "failurePolicy": "Fail",
+                "sideEffects": "None",
+                "admissionReviewVersions": ["v1"],
+                "timeoutSeconds": 1,
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+            }
+        ],
+    }
+
+
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+
+
+@pytest.mark.parametrize(("resource", "group"), [("services", ""), ("deployments", "apps")])
+def test_a_webhook_that_is_down_is_told_of_and_what_it_bars_is_tried_again(operator, served, resource, group):
+    """The API server answers 500 for it: a new ModelDeployment had no status at all."""
+    made = webhook(served.namespace, resource, group)
+    served.client.create(WEBHOOKS, made)
+    try:
+        served.create()
+        told = served.until("Progressing", "False", "WriteRefused")
+        assert "down.example.com" in told["message"]
+    finally:
+        served.client.delete(f"{WEBHOOKS}/{made['metadata']['name']}")
+    served.until("Ready", "True")
+
+
+def test_events_that_nobody_may_write_hold_up_nothing(operator, served):
+    served.create()
+    served.until("Ready", "True")
+    made = webhook(served.namespace, "events")
+    served.client.create(WEBHOOKS, made)
+    try:
+        (decode,) = [pod for pod in served.engines() if pod["metadata"]["labels"]["sluice.dev/role"] == "decode"]
+        crash = {"sluice.test/fail": "died: leader: MemoryError", "sluice.test/exit": "1"}
+        path = KINDS["Pod"].path(served.namespace, decode["metadata"]["name"])
+        served.client.merge(path, {"metadata": {"annotations": crash}})
+        served.until_status(lambda status: [told["reason"] for told in status["incidents"]] == ["Died"])
+        served.client.merge(path, {"metadata": {"annotations": dict.fromkeys(crash)}})
+        served.until("Ready", "True")
+    finally:
+        served.client.delete(f"{WEBHOOKS}/{made['metadata']['name']}")
+
+
+def test_a_key_that_is_deleted_during_a_pause_is_written_again(operator, served):
+    served.create()
+    served.until("Ready", "True")
+    served.change(paused=True)
+    path = KINDS["Secret"].path(served.namespace, "m-key")
+    before = served.client.get(path)["data"]
+    served.client.delete(path)
+    served.change(drain={"timeoutSeconds": 31})  # Secrets are not watched: it is seen at the next look
+    again = served.client.until(path, lambda there: there)
+    assert again["data"] == before
+
+
+def test_what_is_no_longer_wanted_goes_and_what_others_add_to_a_selector_too(operator, served):
+    """A removed annotation stayed for ever; a Service that selected nobody any more read as ours, and Ready."""
+    served.create(gateway={"replicas": 1, "service": {"annotations": {"a": "1", "b": "2"}}})
+    served.until("Ready", "True")
+    path = KINDS["Service"].path(served.namespace, "m-gateway")
+    policy = KINDS["NetworkPolicy"].path(served.namespace, "m-gateway")
+    selector = served.client.get(path)["spec"]["selector"]
+    chosen = served.client.get(policy)["spec"]["podSelector"]
+    served.change(gateway={"service": {"annotations": {"a": None}}})
+
+    def annotations(there):
+        return {key: value for key, value in there["metadata"].get("annotations", {}).items() if key in ("a", "b", "c")}
+
+    served.client.until(path, lambda there: annotations(there) == {"b": "2"})
+    # What others add is theirs, where it changes nothing of what we mean.
+    added = {"metadata": {"annotations": {"c": "3"}}, "spec": {"selector": {"foo": "bar"}}}
+    served.client.merge(path, added)
+    served.client.until(path, lambda there: there["spec"]["selector"] == selector)
+    assert annotations(served.client.get(path)) == {"b": "2", "c": "3"}
+    served.client.merge(policy, {"spec": {"podSelector": {"matchLabels": {"foo": "bar"}}}})
+    served.client.until(policy, lambda there: there["spec"]["podSelector"] == chosen)
+    # And then there is peace.
+    quiet = served.client.get(path)["metadata"]["resourceVersion"]
+    looked = operator.status()["reconciles"]
+    served.change(drain={"timeoutSeconds": 31})
+    operator.until(lambda status: status["reconciles"] >= looked + 3)
+    assert served.client.get(path)["metadata"]["resourceVersion"] == quiet
+
+
 def test_pods_that_nobody_may_make_are_told_of_in_the_words_of_who_refuses_them(operator, served):
     """It said Starting, and to wait, for ever: a ReplicaSet tells its Deployment alone."""
     served.create(decode={"replicas": 1, "template": {"spec": {"priorityClassName": "not-there"}}})

@@ -225,6 +225,12 @@ def test_who_waits_for_a_loop_that_does_not_turn_is_not_to_blame(waits, loop):
     assert wedged(engine.run(BUDGETS.floor_s + 2)) == (Reason.EVENT_LOOP_BLOCKED, loop)
 
 
+def test_a_call_to_itself_is_no_work():
+    engine = Engine()
+    engine.set("leader.grpc", pending=1)
+    assert engine.run(1.0).kind is Kind.IDLE
+
+
 def test_a_step_that_stands_is_no_excuse_for_grpc():
     engine = Engine()
     engine.set("leader.loop", pending=1, step=8, expected_ns=int(600e9))

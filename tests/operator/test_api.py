@@ -208,3 +208,14 @@ def test_every_reason_has_a_meaning_and_the_docs_have_all():
     trouble = render_troubleshooting()
     assert all(trouble.count(f"| `{reason}` |") == 1 for reason in Reason)
     assert "`decode.scaling.auto.behavior.scaleUp.policies[].periodSeconds`" in text
+
+
+def test_an_operator_that_is_older_than_the_crd_reads_what_it_knows():
+    """A field that a newer CRD fills in was a mistake in every ModelDeployment, from the moment that the CRD came."""
+    newer = manifest()
+    newer["telepathy"] = {"on": True}
+    newer["decode"] = {**newer.get("decode", {}), "mood": "good"}
+    assert parse("m", newer, is_newer=True) == parse("m", manifest())
+    assert isinstance(parse("m", newer), tuple)
+    status = {"telepathy": "on", "reason": "Starting"}
+    assert from_json(ModelDeploymentStatus, status, "status", is_newer=True).reason == "Starting"

@@ -336,3 +336,24 @@ def test_a_pod_that_was_given_back_and_is_still_there_is_not_given_back_again():
     seen = observed([engine("d0"), engine("d1"), pending, gateway("g0")], reports)
     assert gather(seen, 3, False, 1000.0).pending == 1
     assert gather(seen, 2, False, 1000.0).pending == 0
+
+
+def test_a_pod_that_waits_for_the_place_of_one_that_goes_is_no_want_of_nodes():
+    """One was deleted in a full cluster: its drain takes five minutes, and after two its successor was given back."""
+    now = 10_000.0
+
+    def observed(*others):
+        waits = Pod("d1", "d1", PodRole.DECODE, "r", now - PENDING_S - 1)
+        return Observed("ns", "m", "u", 1, Memory(0.0), pods=(waits, *others))
+
+    old = Pod("d0", "d0", PodRole.DECODE, "r", 0.0, node="n", terminating=True, gone_by=now + 60)
+    assert gather(observed(), 1, False, now).pending == 1
+    assert gather(observed(old), 1, False, now).pending == 0
+    # Its node is gone: nobody will ever say that the place is free.
+    assert gather(observed(old), 1, False, now + 60 + PENDING_S).pending == 1
+    kept = Pod("d0", "d0", PodRole.DECODE, "r", 0.0, node="n", quarantined=True)
+    assert gather(observed(kept), 1, False, now).pending == 0
+    evicted = Pod("d0", "d0", PodRole.DECODE, "r", 0.0, node="n", terminating=True, ended_by_node="Evicted")
+    assert gather(observed(evicted), 1, False, now).pending == 1
+    other = Pod("p0", "p0", PodRole.PREFILL, "r", 0.0, node="n", terminating=True, gone_by=now + 60)
+    assert gather(observed(other), 1, False, now).pending == 1

@@ -8,16 +8,33 @@ import pytest
 from operator_cluster import manifest
 
 from sluice_operator.accept import parse
-from sluice_operator.actions import Delete, Drain, Scale, SetServing, WriteStatus
+from sluice_operator.actions import Delete, Drain, MarkRevision, Scale, SetServing, WriteStatus
 from sluice_operator.api.spec import QuarantineSpec
 from sluice_operator.drain import choose_victim, may_die, open_new, settle, shrink
-from sluice_operator.failing import STARTUP_SLACK_S, failing_since, has_failed, why_not_ready
+from sluice_operator.failing import (
+    STARTUP_SLACK_S,
+    describe_ended,
+    ended_by_nodes,
+    failing_since,
+    has_failed,
+    why_not_ready,
+)
 from sluice_operator.incidents import merge, seen
-from sluice_operator.names import PodRole
-from sluice_operator.observed import EngineReport, GatewayReport, Load, Memory, Observed, Pod, Termination, Workload
+from sluice_operator.names import PodRole, Verdict, key_secret
+from sluice_operator.observed import (
+    EngineReport,
+    GatewayReport,
+    Load,
+    Memory,
+    Observed,
+    Pod,
+    Revision,
+    Termination,
+    Workload,
+)
 from sluice_operator.plan import plan
 from sluice_operator.quarantine import quarantine
-from sluice_operator.render.revision import StandardRenderer
+from sluice_operator.render.revision import StandardRenderer, revision_hash
 
 NOW, TIMEOUT = 100_000.0, 30.0
 D = Workload("m-decode-r", PodRole.DECODE, "r", 2, "u", "7")
@@ -119,7 +136,8 @@ def test_a_drain_that_had_begun_when_the_spec_was_refused_is_finished():
     first = down("d0", serving=False, serving_changed_at=NOW - 900, load=empty)
     others = (pod("d1"), pod("d2"))
     workload = Workload("m-decode-r", PodRole.DECODE, "r", 3, "w", "1")
-    observed = Observed("ns", "m", "u", 2, Memory(0.0), workloads=(workload,), pods=(first, *others))
+    kept = frozenset({key_secret("m")})
+    observed = Observed("ns", "m", "u", 2, Memory(0.0), workloads=(workload,), pods=(first, *others), secrets=kept)
     refused = parse("m", manifest(decode={"parallelism": {"tensor": 2}}))
     assert isinstance(refused, tuple)
     told = [
@@ -267,6 +285,48 @@ def test_a_revision_fails_by_what_lasts_and_not_for_want_of_a_node():
     assert has_failed(down("a", **fresh, waiting_reason="CrashLoopBackOff", restarts=3), NOW, 120.0, NOW)
     assert not has_failed(down("a", node="", started=False, unschedulable="x"), NOW + 9999, 120.0, NOW)
     assert not has_failed(down("a"), NOW + 9999, 120.0, NOW)
+
+
+def ended(name, age_s=10.0, words="Evicted: The node was low on ephemeral-storage.", **rest):
+    went = {"started": False, "load": None, "terminating": True, "ended_by_node": words}
+    told = down(name, **went, scheduled_at=NOW - age_s, ready_changed_at=NOW - age_s, **rest)
+    return replace(told, created_at=NOW - age_s)
+
+
+def test_pods_that_nodes_end_are_told_of_and_take_their_revision_back():
+    """Fifty were evicted as they came, and status said that one was starting."""
+    pods = [ended(name) for name in ("a", "b", "c")]
+    assert [pod.name for pod in ended_by_nodes(pods, NOW)] == ["c", "b", "a"]
+    assert describe_ended(ended_by_nodes(pods, NOW)) == (
+        "Pod c: Evicted: The node was low on ephemeral-storage (and 2 more)."
+    )
+    # Nobody clears them away, and a revision may be tried again.
+    assert ended_by_nodes(pods, NOW + 601) == ()
+    # One that has served: its node is short of something, which is no fault of the revision.
+    assert ended_by_nodes([replace(ended("a", 500.0), ready_changed_at=NOW - 5)], NOW) == ()
+    (told, *_) = seen([ended("a")])
+    assert (told.id, told.reason, told.message) == ("a.ended", "Evicted", "The node was low on ephemeral-storage.")
+    bare = seen([ended("a", words="UnexpectedAdmissionError")])[0]
+    assert (bare.reason, bare.message) == ("UnexpectedAdmissionError", "UnexpectedAdmissionError")
+
+
+@pytest.mark.parametrize(("count", "is_back"), [(2, False), (3, True)])
+def test_a_rollout_whose_pods_nodes_end_is_taken_back(count, is_back):
+    spec = parse("m", manifest())
+    wanted = revision_hash(spec)
+    good = Revision("m-good", "good", 1, {}, Verdict.GOOD, uid="r0")
+    bad = Revision(f"m-{wanted}", wanted, 2, StandardRenderer("c").engine("m", spec, wanted), uid="r1")
+    pods = tuple(replace(ended(f"p{n}"), revision=wanted) for n in range(count))
+    observed = Observed("ns", "m", "u", 2, Memory(0.0), revisions=(good, bad), pods=pods)
+    told = [action for action in plan(spec, observed, NOW, StandardRenderer("c")) if isinstance(action, MarkRevision)]
+    assert told == ([MarkRevision(bad.name, Verdict.FAILED, "EndedByNode")] if is_back else [])
+
+
+@pytest.mark.parametrize("message", ["", "\n", "  \n\t", "\x0b"])
+def test_a_blank_message_is_none(message):
+    """It made every plan fail, and the one that tells of it."""
+    told = down("a", terminations=(end(0, message=message),))
+    assert [incident.message for incident in seen([told])] == ["exit 3 Error"]
 
 
 def end(restart, code=3, message="SchedulerFrozen: leader", at=NOW):

@@ -13,6 +13,7 @@ from sluice_operator.actions import Apply
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.apply import Applier
 from sluice_operator.cluster import FIELD_MANAGER
+from sluice_operator.diff import additions, covers, leftovers
 from sluice_operator.keyring import Keyring
 from sluice_operator.names import PodRole
 from sluice_operator.observe import Known
@@ -108,3 +109,56 @@ async def test_what_changed_nothing_is_no_reason_to_look_again_at_once(version: 
     cluster, nobody = cast(Any, Unmoved(version)), cast(Any, None)
     applier = Applier(cluster, nobody, observed, Known("u", Memory(0.0), Keyring("ns", "m")))
     assert (await applier.obey(Apply(item))).idle is is_idle
+
+
+def owned(tree, operation="Apply", manager=FIELD_MANAGER, **more):
+    return {"metadata": {"managedFields": [{"manager": manager, "operation": operation, "fieldsV1": tree, **more}]}}
+
+
+WANTED = {
+    "metadata": {"annotations": {"b": "2"}, "labels": {"l": "1"}},
+    "spec": {
+        "ports": [{"name": "http", "port": 80, "protocol": "TCP"}, {"name": "x", "port": 81}],
+        "type": "ClusterIP",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("tree", "is_left"),
+    [
+        ({"f:metadata": {"f:annotations": {".": {}, "f:b": {}}}}, False),
+        ({"f:metadata": {"f:annotations": {"f:a": {}, "f:b": {}}}}, True),
+        ({"f:metadata": {"f:finalizers": {}}}, True),
+        ({"f:spec": {"f:ports": {'k:{"port":80,"protocol":"TCP"}': {".": {}, "f:name": {}}}}}, False),
+        ({"f:spec": {"f:ports": {'k:{"port":81,"protocol":"TCP"}': {"f:port": {}}}}}, False),
+        ({"f:spec": {"f:ports": {'k:{"port":82,"protocol":"TCP"}': {"f:name": {}}}}}, True),
+        ({"f:spec": {"f:ports": {'k:{"port":80,"protocol":"TCP"}': {"f:nodePort": {}}}}}, True),
+        ({"f:spec": {"f:type": {}, "f:sessionAffinity": {}}}, True),
+    ],
+)
+def test_what_we_own_and_no_longer_want_is_left_over(tree, is_left):
+    assert leftovers(owned(tree), WANTED, FIELD_MANAGER) is is_left
+    assert not leftovers(owned(tree, manager="kubectl"), WANTED, FIELD_MANAGER)
+    assert not leftovers(owned(tree, subresource="status"), WANTED, FIELD_MANAGER)
+
+
+def test_of_what_we_created_defaults_are_not_left_over():
+    """The API server counts them to whoever creates."""
+    assert not leftovers(owned({"f:spec": {"f:sessionAffinity": {}}}, "Update"), WANTED, FIELD_MANAGER)
+    assert leftovers(owned({"f:metadata": {"f:annotations": {"f:a": {}}}}, "Update"), WANTED, FIELD_MANAGER)
+
+
+def test_what_is_added_to_a_selector_is_no_addition():
+    """A Service that selects nobody any more is not the one that we wanted, though all that we said is still in it."""
+    wanted = {"spec": {"selector": {"a": "1"}, "podSelector": {"matchLabels": {"b": "2"}}, "ports": [{"port": 1}]}}
+    live = copy.deepcopy(wanted)
+    live["spec"]["clusterIP"] = "10.0.0.1"
+    assert covers(live, wanted)
+    assert additions(live, wanted) == {}
+    live["spec"]["selector"]["foo"] = "bar"
+    live["spec"]["podSelector"]["matchLabels"]["foo"] = "bar"
+    assert not covers(live, wanted)
+    assert additions(live, wanted) == {
+        "spec": {"selector": {"foo": None}, "podSelector": {"matchLabels": {"foo": None}}}
+    }

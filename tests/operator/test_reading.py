@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -111,6 +112,22 @@ def test_the_time_to_start_begins_when_init_is_done_and_anew_with_each_life():
 def test_a_pod_that_nobody_can_place_quotes_the_scheduler():
     read = read_pod(pod(conditions=[condition("PodScheduled", "False", 11, "0/3 nodes are available")]))
     assert (read.unschedulable, read.scheduled_at) == ("0/3 nodes are available", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}, "Evicted: low on memory"),
+        ({"phase": "Failed", "reason": "OutOfcpu"}, "OutOfcpu"),
+        ({"phase": "Failed"}, "its phase is Failed"),
+        ({"phase": "Running", "reason": "x"}, ""),
+    ],
+)
+def test_a_pod_that_its_node_has_ended_says_why(status, words):
+    assert read_pod(pod(**status)).ended_by_node == words
+    going = pod(**status)
+    going["metadata"]["deletionTimestamp"] = "1970-01-01T00:00:09Z"
+    assert read_pod(going).ended_by_node == ""
 
 
 def test_a_pod_that_was_evicted_never_comes_back():

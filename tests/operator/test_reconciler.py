@@ -13,9 +13,9 @@ from operator_cluster import manifest
 
 from sluice_operator import observe, offline
 from sluice_operator.accept import parse
-from sluice_operator.actions import Apply, EnsureSecret, WriteStatus
-from sluice_operator.apply import Applier
-from sluice_operator.cluster import Forbidden
+from sluice_operator.actions import Apply, EnsureSecret, Tell, WriteStatus
+from sluice_operator.apply import IDLE, Applier
+from sluice_operator.cluster import Failed, Forbidden, Refused
 from sluice_operator.connection import Connection
 from sluice_operator.handlers import Shell, WatchSilent
 from sluice_operator.keyring import Keyring, encode, read_key
@@ -270,3 +270,83 @@ async def test_a_key_that_is_lost_or_damaged_is_written_again_and_is_the_same_fo
     assert "m-key" in known.secrets
     told = read_key(cluster.there["m-key"])
     assert told == "good" if is_known else len(told) == 64
+
+
+@pytest.mark.parametrize(
+    "error", [Failed(500, "InternalError", "failed calling webhook"), Forbidden(403, "x", "quota")]
+)
+async def test_a_write_that_is_refused_is_told_of_and_what_only_tells_is_done(error: Any) -> None:
+    """A webhook that was down answered 500: there was no status at all."""
+    done: list[str] = []
+
+    class Obeying:
+        def __init__(self, *_: Any) -> None: ...
+
+        async def obey(self, action: Any) -> Any:
+            if isinstance(action, Apply):
+                raise error
+            done.append(type(action).__name__)
+            return IDLE
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sluice_operator.reconcile.Applier", Obeying)
+        nobody: Any = None
+        reconciler = Reconciler(nobody, nobody, nobody, nobody, Work(asyncio.get_running_loop().time))
+        observed = Simulated(manifest()).observe()
+        known = observe.Known("u", observed.memory, nobody)
+        status: Any = WriteStatus(observed.status)
+        actions = [EnsureSecret("k"), Apply({"kind": "Service", "metadata": {"name": "m"}}), EnsureSecret("k"), status]
+        with pytest.raises(type(error)):
+            await reconciler._carry_out(actions, observed, known)
+    assert done == ["EnsureSecret", "WriteStatus"]
+    assert str(error) in known.refused
+
+
+async def test_an_event_that_cannot_be_written_holds_up_nothing() -> None:
+    """Neither what is told in status, nor a drain that comes after it."""
+    done: list[str] = []
+
+    class Obeying:
+        def __init__(self, *_: Any) -> None: ...
+
+        async def obey(self, action: Any) -> Any:
+            if isinstance(action, Tell):
+                raise Refused(429, "TooManyRequests", "event rate limit")
+            done.append(type(action).__name__)
+            return IDLE
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sluice_operator.reconcile.Applier", Obeying)
+        nobody: Any = None
+        reconciler = Reconciler(nobody, nobody, nobody, nobody, Work(asyncio.get_running_loop().time))
+        observed = Simulated(manifest()).observe()
+        known = observe.Known("u", observed.memory, nobody)
+        await reconciler._carry_out([Tell("A", "b", "c"), EnsureSecret("k")], observed, known)
+    assert done == ["EnsureSecret"]
+
+
+async def test_many_that_are_scaled_are_looked_at_more_seldom() -> None:
+    """Three hundred of them would have cost a core, and the API server seven hundred requests a second."""
+    nobody: Any = None
+    simulated = Simulated(manifest(decode={"replicas": 1, "scaling": {"mode": "Auto", "auto": {"maxReplicas": 2}}}))
+
+    class Here:
+        async def find(self, path: str) -> Any:
+            return {"metadata": {"uid": "u", "namespace": "ns", "name": "m"}, "spec": simulated.spec}
+
+    class Seen:
+        async def observe(self, *_: Any) -> Any:
+            return simulated.observe()
+
+    with pytest.MonkeyPatch.context() as patch:
+        here: Any = Here()
+        reconciler = Reconciler(here, nobody, nobody, StandardRenderer("i"), Work(asyncio.get_running_loop().time))
+        patch.setattr(reconciler, "observer", Seen())
+        patch.setattr(reconciler, "_planned", lambda *_: ())
+        assert await reconciler.reconcile(("ns", "m")) == 5.0
+        for number in range(299):
+            last = await reconciler.reconcile(("ns", f"m{number}"))
+        assert last == 30.0
+        patch.setattr(here, "find", lambda path: asyncio.sleep(0))
+        await reconciler.reconcile(("ns", "m0"))
+        assert len(reconciler._scaled) == 299

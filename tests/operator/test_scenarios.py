@@ -67,7 +67,10 @@ def test_a_revision_that_was_taken_back_is_tried_again_when_its_mark_is_taken_aw
     """What its message says of a cause that lay outside of the spec."""
     cluster = taken_back()
     assert cluster.condition("Progressing").reason == "RolledBack"
-    assert "kubectl label controllerrevision NAME-REVISION sluice.dev/verdict-" in cluster.condition("Ready").message
+    assert (
+        "kubectl label controllerrevision -n NAMESPACE NAME-REVISION sluice.dev/verdict-"
+        in cluster.condition("Ready").message
+    )
     cluster.bad.clear()
     (failed,) = [r for r in cluster.revisions.values() if r["metadata"]["labels"].get("sluice.dev/verdict") == "failed"]
     del failed["metadata"]["labels"]["sluice.dev/verdict"]

@@ -34,9 +34,10 @@ class Invalid(ValueError):
         self.problems = problems
 
 
-def from_json(owner: type[T], raw: object, path: str) -> T:
-    """Defaults are filled in. Raises Invalid with all that is wrong, never anything else."""
-    reader = _Reader()
+def from_json(owner: type[T], raw: object, path: str, *, is_newer: bool = False) -> T:
+    """Defaults are filled in. Raises Invalid with all that is wrong, never anything else. `is_newer`: it may come from
+    an API server whose CRD is newer than we are, so a field that we do not know is none of ours, and no mistake."""
+    reader = _Reader(is_newer)
     value: T = reader.read_object(owner, raw, path)
     if reader.problems:
         raise Invalid(tuple(reader.problems))
@@ -64,7 +65,8 @@ def _members(value: Any, defaults: bool) -> Iterator[tuple[str, Any]]:
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, is_newer: bool) -> None:
+        self.is_newer = is_newer
         self.problems: list[Problem] = []
 
     def bad(self, path: str, problem: str, remedy: str) -> None:
@@ -76,7 +78,7 @@ class _Reader:
             return None
         fields = fields_of(owner)
         known = {field.json_name for field in fields}
-        for name in sorted(str(key) for key in raw if key not in known):
+        for name in sorted(str(key) for key in raw if key not in known and not self.is_newer):
             self.bad(f"{path}.{name}", "is no field", f"remove it; {path} has {', '.join(sorted(known))}")
         values = {field.name: self.member(field, raw, f"{path}.{field.json_name}") for field in fields}
         return None if self.problems else owner(**values)

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from sluice_engine.health.recorder import Recorder
-from sluice_engine.self_call import call_itself
+from sluice_engine.self_call import SelfCall
 from sluice_engine.tls.keeper import IdentityKeeper
 from sluice_engine.tracing import NO_TRACER, Tracer
 from sluice_gateway import errors
@@ -107,7 +107,9 @@ class Gateway:
             watching = watch_fleet(self.settings.fleet_file, self.members.set_fleet, self.settings.fleet_poll_s)
             self._keep(watching, "fleet file")
         if self.marks.are_read:
-            self._keep(call_itself(self.marks.grpc), "calls to itself")
+            calling = SelfCall(self.marks.grpc)
+            await calling.open()
+            self._keep(calling.run(), "calls to itself")
 
     def _keep(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """For as long as this gateway lives. One that ends before would be missed by nobody."""
