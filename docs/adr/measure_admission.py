@@ -1,4 +1,4 @@
-"""What a request costs the scheduler of a pool full of cached pages: its admission, and the plan that makes room for it.
+"""What requests cost the scheduler of a pool full of cached pages: its admission, and the plan that makes room for it.
 
 Usage: measure_admission.py [TREE]   (an older checkout of this repository; default: this one)
 """
