@@ -42,9 +42,6 @@ ReadRecords = Callable[[tuple[RecordName, ...]], AsyncIterator[RecordBytes]]
 OPEN_S = 10.0
 # Messages of a lease that travel together, at most: a grant of a long prompt's chunk has dozens of records.
 MOST_AT_ONCE = 32
-# Nobody acts on Admitted: it says that somebody is there, to a reader who waits for that for seconds. It goes with what
-# is said next, or alone after so long.
-ADMITTED_ALONE_S = 0.2
 # A peer that takes nothing any more does not take a status either.
 ABORT_S = 2.0
 
@@ -142,9 +139,7 @@ class _SourceLease:
         self._read_records = read_records
         self._context = context
         self._lease = Lease(LeaseRole.SOURCE)
-        # None: whatever waits is to be said now.
-        self._events: asyncio.Queue[tuple[LeaseEvent, Any] | None] = asyncio.Queue()
-        self._company: asyncio.TimerHandle | None = None
+        self._events: asyncio.Queue[tuple[LeaseEvent, Any]] = asyncio.Queue()
         self._granted: list[GrantedRecord] = []
         self._outbox: list[SourceMessage] = []
         self._ttl: asyncio.TimerHandle | None = None
@@ -169,9 +164,8 @@ class _SourceLease:
         finally:
             for task in (reading, driving):
                 task.cancel()
-            for timer in (self._ttl, self._company):
-                if timer is not None:
-                    timer.cancel()
+            if self._ttl is not None:
+                self._ttl.cancel()
             # The handler may be cancelled between two effects; the hold ends with the stream all the same.
             self._tell_ended()
         if self._expired.done():
@@ -181,25 +175,18 @@ class _SourceLease:
 
     async def _drive(self) -> None:
         while not self._lease.ended:
-            told = await self._events.get()
-            if told is not None:
-                self._hand.take(f"source lease: {told[0].value}")
-                try:
-                    await hooks.stay("lease.event")
-                    await self._on(*told)
-                finally:
-                    self._hand.put_down()
-                if told[0] is LeaseEvent.ADMITTED and not self._lease.ended:
-                    loop = asyncio.get_running_loop()
-                    self._company = loop.call_later(ADMITTED_ALONE_S, self._events.put_nowait, None)
-                    continue
+            event, payload = await self._events.get()
+            self._hand.take(f"source lease: {event.value}")
+            try:
+                await hooks.stay("lease.event")
+                await self._on(event, payload)
+            finally:
+                self._hand.put_down()
             if self._events.empty() or self._lease.ended or len(self._outbox) >= MOST_AT_ONCE:
                 await self._flush()
 
     async def _flush(self) -> None:
         """One gRPC message for all that is to be said: each costs as much as a dozen of ours."""
-        if self._company is not None:
-            self._company.cancel()
         if self._outbox:
             said, self._outbox = self._outbox, []
             await self._hand.for_peer(self._context.write(encode_source_messages(said)))
