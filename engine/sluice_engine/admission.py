@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable
 
-from sluice_engine.ledger import CACHE
 from sluice_engine.sampling_checks import fault_of
 from sluice_engine.sequence import Mode, Phase, Sequence, SequenceSpec
 from sluice_engine.state import SchedulerState
@@ -77,16 +76,23 @@ def no_pages_free(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
     promised = sum(state.limits.pages_for(len(s.tokens)) for s in state.sequences.values() if s.phase is Phase.WAITING)
     needed = state.limits.pages_for(len(spec.tokens))
     room = state.ledger.num_free(RecordKind.PAGE) - promised
-    if room < needed:  # counting is worth its time only now
-        room += pages_of_cache_alone(state)
-    if needed <= room:
+    if needed <= room or cache_could_give(state, needed - room):
         return None
+    room += pages_of_cache_alone(state)
     return Refused("NoPagesFree", f"{needed} pages are needed and {max(room, 0)} could be free", RETRY_MS)
 
 
+def cache_could_give(state: SchedulerState, pages: int) -> bool:
+    """Whether the cache could give so many back at once. An engine that has been busy for a while has its pool full of
+    cached pages: what is asked for every request must not cost more with every page. Sequences that have P pages in all
+    keep no more than P cached ones, and that they may share them matters only where this is too little."""
+    held = sum(len(sequence.pages) for sequence in state.sequences.values())
+    return pages <= len(state.cache) - held or pages <= pages_of_cache_alone(state)
+
+
 def pages_of_cache_alone(state: SchedulerState) -> int:
-    """Pages that the cache could give back at once. Looks at each of its pages."""
-    return state.cache.num_evictable(lambda ref: state.ledger.holders(ref) == (CACHE,))
+    """Pages that the cache could give back at once. Looks at each page that sequences have."""
+    return state.cache.num_evictable((sequence.keys, sequence.pages) for sequence in state.sequences.values())
 
 
 def starving(state: SchedulerState) -> tuple[int, int]:
@@ -95,7 +101,7 @@ def starving(state: SchedulerState) -> tuple[int, int]:
         return 0, 0
     head = state.sequences[state.waiting[0]]
     missing = state.limits.pages_for(len(head.tokens)) - state.ledger.num_free(RecordKind.PAGE)
-    if missing > 0 and missing > pages_of_cache_alone(state):
+    if missing > 0 and not cache_could_give(state, missing):
         return 0, 0
     return head.id, len(state.waiting)
 

@@ -6,8 +6,10 @@ A hit at boundary n needs pages 0..n-1 and a snapshot at n; the usable prefix is
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import islice
 
 from sluice_engine.step import RecordRef
 from sluice_records import ChainKey
@@ -15,9 +17,13 @@ from sluice_records import ChainKey
 
 @dataclass(slots=True)
 class _Page:
+    """`used`: higher than that of whatever was used before. `is_listed`: among those that may be leaves."""
+
     ref: RecordRef
     parent: ChainKey | None
+    used: int
     children: int = 0
+    is_listed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +35,14 @@ class Match:
 
 
 class PrefixCache:
-    """Both tables are in LRU order. A chain is touched from its end to its root, so leaves are older than roots."""
+    """Snapshots are in LRU order. A chain of pages is touched from its end to its root, but grows the other way; who
+    leaves next is the leaf used least recently, and a chain of 65,000 pages leaves without being gone through for each.
+    `_leaves` is a heap of (used, key): an entry for every leaf, no newer than its last use, and for some that were."""
 
     def __init__(self) -> None:
-        self._pages: OrderedDict[ChainKey, _Page] = OrderedDict()
+        self._pages: dict[ChainKey, _Page] = {}
+        self._leaves: list[tuple[int, ChainKey]] = []
+        self._uses = 0
         self._snapshots: OrderedDict[ChainKey, RecordRef] = OrderedDict()
 
     def __len__(self) -> int:
@@ -61,8 +71,9 @@ class PrefixCache:
     def touch(self, keys: Sequence[ChainKey]) -> None:
         """These were used now; keys that are not cached are passed over."""
         for key in reversed(keys):
-            if key in self._pages:
-                self._pages.move_to_end(key)
+            page = self._pages.get(key)
+            if page is not None:
+                page.used = self._next_use()
             if key in self._snapshots:
                 self._snapshots.move_to_end(key)
 
@@ -76,10 +87,21 @@ class PrefixCache:
         """False, and nothing done, when the content is there already or its parent is not."""
         if key in self._pages or (parent is not None and parent not in self._pages):
             return False
-        self._pages[key] = _Page(ref, parent)
+        self._pages[key] = _Page(ref, parent, self._next_use())
+        self._list(key)
         if parent is not None:
             self._pages[parent].children += 1
         return True
+
+    def _next_use(self) -> int:
+        self._uses += 1
+        return self._uses
+
+    def _list(self, key: ChainKey) -> None:
+        page = self._pages[key]
+        if not page.is_listed:
+            page.is_listed = True
+            heappush(self._leaves, (page.used, key))
 
     def insert_snapshot(self, key: ChainKey, ref: RecordRef) -> bool:
         """False when there is one already, or the pages below it are gone."""
@@ -98,25 +120,49 @@ class PrefixCache:
 
     def evict_page(self, evictable: Callable[[RecordRef], bool]) -> tuple[RecordRef, ...]:
         """The least recently used evictable leaf leaves the cache, and its snapshot with it; () when there is none."""
-        for key, page in self._pages.items():
-            if page.children == 0 and evictable(page.ref):
-                del self._pages[key]
-                if page.parent is not None:
-                    self._pages[page.parent].children -= 1
-                snapshot = self._snapshots.pop(key, None)
-                return (page.ref,) if snapshot is None else (page.ref, snapshot)
-        return ()
+        passed: list[ChainKey] = []
+        try:
+            while self._leaves:
+                used, key = heappop(self._leaves)
+                page = self._pages[key]
+                page.is_listed = False
+                if page.children:
+                    continue
+                if used != page.used:
+                    self._list(key)
+                elif evictable(page.ref):
+                    return self._evict(key, page)
+                else:
+                    passed.append(key)
+            return ()
+        finally:
+            for key in passed:
+                self._list(key)
 
-    def num_evictable(self, evictable: Callable[[RecordRef], bool]) -> int:
-        """Pages that could leave the cache, one leaf after the other. One below which one must stay stays too, though
-        the cache alone may hold it: sequences have own copies of pages that were cached before, and go on there."""
+    def _evict(self, key: ChainKey, page: _Page) -> tuple[RecordRef, ...]:
+        del self._pages[key]
+        if page.parent is not None:
+            parent = self._pages[page.parent]
+            parent.children -= 1
+            if not parent.children:
+                self._list(page.parent)
+        snapshot = self._snapshots.pop(key, None)
+        return (page.ref,) if snapshot is None else (page.ref, snapshot)
+
+    def num_evictable(self, held: Iterable[tuple[Sequence[ChainKey], Sequence[RecordRef]]]) -> int:
+        """Pages that could leave the cache, one leaf after the other. `held`: per sequence the keys and the records of
+        its pages, from the first one on. What a held page stands on stays too, though the cache alone may hold it:
+        sequences have own copies of pages that were cached before, and go on there."""
         stay: set[ChainKey] = set()
-        for key, page in self._pages.items():
-            if not evictable(page.ref):
-                at: ChainKey | None = key
-                while at is not None and at not in stay:
-                    stay.add(at)
-                    at = self._pages[at].parent
+        for keys, records in held:
+            stays = False
+            for key, record in reversed(list(zip(keys, records, strict=False))):
+                if key in stay:
+                    break  # and so does all that it stands on
+                page = self._pages.get(key)
+                stays = stays or (page is not None and page.ref == record)
+                if stays:
+                    stay.add(key)
         return len(self._pages) - len(stay)
 
     def references(self) -> Iterator[RecordRef]:
@@ -126,4 +172,4 @@ class PrefixCache:
 
     def boundaries(self, limit: int) -> tuple[ChainKey, ...]:
         """Most recently used resumable boundaries: hints for routing."""
-        return tuple(list(reversed(self._snapshots))[:limit])
+        return tuple(islice(reversed(self._snapshots), limit))

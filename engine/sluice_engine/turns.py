@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sluice_engine.admission import pages_of_cache_alone
+from sluice_engine.admission import cache_could_give
 from sluice_engine.sequence import Phase, Sequence
 from sluice_engine.state import SchedulerState
 from sluice_records import RecordKind
@@ -67,4 +67,4 @@ def _needs_page(state: SchedulerState, sequence: Sequence) -> bool:
 
 def _has_pages(state: SchedulerState, number: int) -> bool:
     missing = number - state.ledger.num_free(RecordKind.PAGE)
-    return missing <= 0 or missing <= pages_of_cache_alone(state)
+    return missing <= 0 or cache_could_give(state, missing)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from engine_double import PAGE, Engine, RefusedByEngine, tiny_layouts
+from engine_double import PAGE, Engine, RefusedByEngine, cache_alone_by_the_books, tiny_layouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice_engine import step_builder
-from sluice_engine.admission import starving
+from sluice_engine.admission import pages_of_cache_alone, starving
 from sluice_engine.ledger import RecordState
 from sluice_engine.limits import SnapshotPolicy
 from sluice_engine.sequence import EndCause, LeaseEnded, Mode, Phase
@@ -228,6 +228,7 @@ def drive(trace, *, overlap: bool, perturbation: Perturbation | None = None) -> 
             for _ in range(a):
                 engine.step()
                 engine.state.check_integrity()
+                assert pages_of_cache_alone(engine.state) == cache_alone_by_the_books(engine.state)
     for sequence, spec in engine.specs.items():
         if spec.mode is Mode.SOURCE:
             engine.facts.append(LeaseEnded(sequence))

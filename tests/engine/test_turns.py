@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from engine_double import PAGE, tiny_layouts
+from engine_double import PAGE, cache_alone_by_the_books, tiny_layouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice_engine import hooks
-from sluice_engine.admission import admit, pages_of_cache_alone
+from sluice_engine.admission import admit, pages_of_cache_alone, starving
 from sluice_engine.health.layout import Phase as Doing
 from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.health.reading import Thread
@@ -41,7 +42,7 @@ from sluice_engine.step import SampledRow, StepResult
 from sluice_engine.turns import PassedOver, Turns, due
 from sluice_protocol.sampling import Sampling
 from sluice_protocol.source import GrantedRecord
-from sluice_records import PoolPlan, RecordKind
+from sluice_records import ChainKey, PoolPlan, RecordKind
 
 STOP = 9
 WATCHED = (LEADER_LOOP, LEADER_QUEUE, LEADER_RUNNING)
@@ -174,6 +175,7 @@ def test_nobody_is_passed_over_under_any_healthy_schedule(trace, pools):
             for event in (first, *others, steps):
                 carry_out(schedule, event, told)
                 schedule.state.check_integrity()
+                assert pages_of_cache_alone(schedule.state) == cache_alone_by_the_books(schedule.state)
 
 
 class Forgets:
@@ -279,6 +281,38 @@ def test_a_cached_page_below_which_another_is_in_use_is_no_room():
     alone = [ref for ref in state.cache.references() if state.ledger.holders(ref) == (CACHE,)]
     assert [ref.kind for ref in alone].count(RecordKind.PAGE) == 2
     assert pages_of_cache_alone(state) == 0
+
+
+class NeverWalked(OrderedDict[ChainKey, object]):
+    """A table whose entries are looked up, never gone through."""
+
+    def __iter__(self) -> Iterator[ChainKey]:
+        raise AssertionError("gone through from end to end")
+
+    keys = items = values = __iter__  # type: ignore[assignment]
+
+
+def test_with_the_pool_full_of_cached_pages_nobody_goes_through_them_to_admit_a_request(monkeypatch):
+    """An engine that has been busy for a while is always there: the look was 2 ms a request with 4,000 pages."""
+    schedule = Schedule(PoolPlan(40, 6, 2))
+    for seed in range(12):
+        schedule.submit(3 * PAGE + 1, 2, seed=seed)
+        while schedule.state.sequences:
+            schedule.step()
+    cache, ledger = schedule.state.cache, schedule.state.ledger
+    assert len(cache) > 30
+    assert ledger.num_free(RecordKind.PAGE) < 8
+    running = schedule.submit(4 * PAGE, 20, seed=20)
+    schedule.step()
+    could_leave = cache_alone_by_the_books(schedule.state)
+    with monkeypatch.context() as patched:
+        patched.setattr(cache, "_pages", NeverWalked(cache._pages))
+        assert pages_of_cache_alone(schedule.state) == could_leave
+        patched.setattr(cache, "num_evictable", None)  # sequences have few pages: no need to know how many
+        waiting = schedule.submit(8 * PAGE, 2, seed=21)
+    assert running is not None
+    assert waiting is not None
+    assert starving(schedule.state) == (waiting, 1)
 
 
 def test_one_that_pulls_waits_or_is_held_has_marks_elsewhere():

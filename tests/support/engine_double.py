@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from sluice_engine.admission import admit
 from sluice_engine.executor import Executor
-from sluice_engine.ledger import Ledger
+from sluice_engine.ledger import CACHE, Ledger
 from sluice_engine.limits import Limits, SnapshotPolicy
 from sluice_engine.mirror import RecordMirror
 from sluice_engine.pool import Pools, RecordPool
@@ -158,6 +159,14 @@ class Engine:
         sequence = self.submit(prompt, max_tokens)
         self.run()
         return self.outputs[sequence]
+
+
+def cache_alone_by_the_books(state: SchedulerState) -> int:
+    """Pages that do leave a copy of the cache, one after the other, as long as the ledger has nobody else for them."""
+    cache, number = deepcopy(state.cache), 0
+    while cache.evict_page(lambda ref: state.ledger.holders(ref) == (CACHE,)):
+        number += 1
+    return number
 
 
 class RefusedByEngine(Exception):
