@@ -41,6 +41,7 @@ from sluice_engine.supervision import (
     announce,
     child_events,
     end_by,
+    ends_as_asked,
     failed_start,
     policy_of,
     ports_of,
@@ -159,15 +160,10 @@ class Supervisor:
         leader = self._processes.get("leader")
         if leader is None:
             return None
-        if leader.returncode is None:
-            leader.terminate()
-        ended = asyncio.get_running_loop().create_task(leader.wait())
-        await asyncio.wait({ended, watching}, return_when=asyncio.FIRST_COMPLETED)
-        ended.cancel()
+        if await ends_as_asked(leader, watching):
+            return None
         if watching.done():
             return watching.result()
-        if leader.returncode in (0, -signal.SIGTERM):  # it may not yet have had a handler for ours
-            return None
         await asyncio.wait(children, timeout=SETTLE_S, return_when=asyncio.ALL_COMPLETED)
         self.guard.exited(blamed(Exit("leader", leader.returncode, *self._last_words.get("leader", ()))))
         watching.cancel()

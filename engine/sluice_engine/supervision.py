@@ -4,8 +4,10 @@ themselves, and how they listen to a child."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -63,6 +65,18 @@ async def end_by(guard: Guard, verdict: Verdict) -> int:
     status = await guard.close(verdict)
     say("died", cause=str(verdict))
     return status
+
+
+async def ends_as_asked(process: asyncio.subprocess.Process, watching: asyncio.Task[Verdict]) -> bool:
+    """Asks a child to end, and waits for that or for a verdict. False: there is one, or it ended with another
+    status."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    ended = asyncio.get_running_loop().create_task(process.wait())
+    await asyncio.wait({ended, watching}, return_when=asyncio.FIRST_COMPLETED)
+    ended.cancel()
+    # It may not yet have had a handler for our signal.
+    return not watching.done() and process.returncode in (0, -signal.SIGTERM)
 
 
 async def child_events(

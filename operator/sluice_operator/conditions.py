@@ -45,8 +45,11 @@ class Findings:
 
     def updated(self, role: PodRole) -> tuple[Pod, ...]:
         """Pods of what was asked for; all there are where nothing was, for a spec that is not accepted."""
-        wanted = self.gateways if role is PodRole.GATEWAY else self.target
-        return self.observed.members(role, wanted or None)
+        return self.observed.members(role, self.revision_of(role) or None)
+
+    def revision_of(self, role: PodRole) -> str:
+        """What was asked for; empty where nothing was."""
+        return self.gateways if role is PodRole.GATEWAY else self.target
 
     @property
     def startup_max_s(self) -> float:
@@ -154,8 +157,7 @@ def _refused(found: Findings, role: PodRole) -> str:
 def _ended(found: Findings, role: PodRole) -> str:
     """Of several pods of what is wanted that nodes have ended; empty where there are few: their successors may fare
     better."""
-    wanted = found.gateways if role is PodRole.GATEWAY else found.target
-    mine = [pod for pod in found.observed.pods if pod.role is role and pod.revision == wanted]
+    mine = [pod for pod in found.observed.pods if pod.role is role and pod.revision == found.revision_of(role)]
     ended = ended_by_nodes(mine, found.now)
     return describe_ended(ended) if len(ended) >= FAILED_RESTARTS else ""
 

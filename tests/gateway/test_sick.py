@@ -55,6 +55,14 @@ async def hanging(start: Any, **changes: Any) -> tuple[Any, asyncio.Task[Any], s
     return stack, asking, name
 
 
+async def left_alone(stack: Any, name: str) -> str:
+    """The other one, which takes no work any more."""
+    other = "d1" if name == "d2" else "d2"
+    set_unready(stack[other])
+    await stack.until(lambda: bool(stack.gateway.members.links[other].view.unusable))
+    return other
+
+
 @pytest.mark.parametrize("trouble", [mute, set_unready])
 async def test_what_runs_on_a_stuck_engine_goes_on_elsewhere(start: Any, trouble: Any) -> None:
     stack, asking, name = await hanging(start)
@@ -88,9 +96,7 @@ async def test_it_is_used_again_once_it_answers(start: Any) -> None:
 @pytest.mark.parametrize("trouble", [mute, set_unready])
 async def test_without_another_pair_it_is_waited_for(start: Any, trouble: Any) -> None:
     stack, asking, name = await hanging(start)
-    other = "d1" if name == "d2" else "d2"
-    set_unready(stack[other])
-    await stack.until(lambda: bool(stack.gateway.members.links[other].view.unusable))
+    other = await left_alone(stack, name)
     trouble(stack[name])
     await asyncio.sleep(3 * TIMINGS.sick_s)
     assert not asking.done()
@@ -112,9 +118,7 @@ def quarantine_in_a_drain(engine: MemoryEngine) -> None:
 async def test_what_does_not_come_back_is_not_waited_for_though_nobody_else_is_there(start: Any, trouble: Any) -> None:
     """In quarantine an engine stays as it is for ten minutes, and so did the streams of its clients."""
     stack, asking, name = await hanging(start, silent_s=1.0)
-    other = "d1" if name == "d2" else "d2"
-    set_unready(stack[other])
-    await stack.until(lambda: bool(stack.gateway.members.links[other].view.unusable))
+    other = await left_alone(stack, name)
     trouble(stack[name])
     await stack.until(lambda: not stack[name].running or stack.gateway.dispatcher.queued > 0)
     stack[other].not_ready = False
@@ -124,9 +128,7 @@ async def test_what_does_not_come_back_is_not_waited_for_though_nobody_else_is_t
 
 async def test_who_answers_and_is_only_not_ready_is_waited_for_however_long(start: Any) -> None:
     stack, asking, name = await hanging(start, silent_s=0.2)
-    other = "d1" if name == "d2" else "d2"
-    set_unready(stack[other])
-    await stack.until(lambda: bool(stack.gateway.members.links[other].view.unusable))
+    other = await left_alone(stack, name)
     set_unready(stack[name])
     await asyncio.sleep(3 * TIMINGS.sick_s)
     assert not asking.done()

@@ -272,56 +272,50 @@ async def test_a_key_that_is_lost_or_damaged_is_written_again_and_is_the_same_fo
     assert told == "good" if is_known else len(told) == 64
 
 
-@pytest.mark.parametrize(
-    "error", [Failed(500, "InternalError", "failed calling webhook"), Forbidden(403, "x", "quota")]
-)
-async def test_a_write_that_is_refused_is_told_of_and_what_only_tells_is_done(error: Any) -> None:
-    """A webhook that was down answered 500: there was no status at all."""
+async def carried_out(actions: list[Any], kind: type, error: Exception) -> tuple[list[str], observe.Known, Any]:
+    """(what was done, what is known then, what it raised), where each of `kind` ends with `error`."""
     done: list[str] = []
 
     class Obeying:
         def __init__(self, *_: Any) -> None: ...
 
         async def obey(self, action: Any) -> Any:
-            if isinstance(action, Apply):
+            if isinstance(action, kind):
                 raise error
             done.append(type(action).__name__)
             return IDLE
 
+    nobody: Any = None
+    reconciler = Reconciler(nobody, nobody, nobody, nobody, Work(asyncio.get_running_loop().time))
+    observed = Simulated(manifest()).observe()
+    known = observe.Known("u", observed.memory, nobody)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sluice_operator.reconcile.Applier", Obeying)
-        nobody: Any = None
-        reconciler = Reconciler(nobody, nobody, nobody, nobody, Work(asyncio.get_running_loop().time))
-        observed = Simulated(manifest()).observe()
-        known = observe.Known("u", observed.memory, nobody)
-        status: Any = WriteStatus(observed.status)
-        actions = [EnsureSecret("k"), Apply({"kind": "Service", "metadata": {"name": "m"}}), EnsureSecret("k"), status]
-        with pytest.raises(type(error)):
+        try:
             await reconciler._carry_out(actions, observed, known)
+        except Refused as raised:
+            return done, known, raised
+    return done, known, None
+
+
+@pytest.mark.parametrize(
+    "error", [Failed(500, "InternalError", "failed calling webhook"), Forbidden(403, "x", "quota")]
+)
+async def test_a_write_that_is_refused_is_told_of_and_what_only_tells_is_done(error: Any) -> None:
+    """A webhook that was down answered 500: there was no status at all."""
+    status = WriteStatus(Simulated(manifest()).observe().status)
+    actions = [EnsureSecret("k"), Apply({"kind": "Service", "metadata": {"name": "m"}}), EnsureSecret("k"), status]
+    done, known, raised = await carried_out(actions, Apply, error)
+    assert raised is error
     assert done == ["EnsureSecret", "WriteStatus"]
     assert str(error) in known.refused
 
 
 async def test_an_event_that_cannot_be_written_holds_up_nothing() -> None:
     """Neither what is told in status, nor a drain that comes after it."""
-    done: list[str] = []
-
-    class Obeying:
-        def __init__(self, *_: Any) -> None: ...
-
-        async def obey(self, action: Any) -> Any:
-            if isinstance(action, Tell):
-                raise Refused(429, "TooManyRequests", "event rate limit")
-            done.append(type(action).__name__)
-            return IDLE
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sluice_operator.reconcile.Applier", Obeying)
-        nobody: Any = None
-        reconciler = Reconciler(nobody, nobody, nobody, nobody, Work(asyncio.get_running_loop().time))
-        observed = Simulated(manifest()).observe()
-        known = observe.Known("u", observed.memory, nobody)
-        await reconciler._carry_out([Tell("A", "b", "c"), EnsureSecret("k")], observed, known)
+    limited = Refused(429, "TooManyRequests", "event rate limit")
+    done, _, raised = await carried_out([Tell("A", "b", "c"), EnsureSecret("k")], Tell, limited)
+    assert raised is None
     assert done == ["EnsureSecret"]
 
 

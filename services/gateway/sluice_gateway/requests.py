@@ -191,8 +191,7 @@ def _prompts(value: Json, limits: Limits) -> tuple[Prompt, ...]:
     """A text, token ids, an array of texts or an array of arrays of token ids."""
     if isinstance(value, str):
         return (value,)
-    most_tokens = max(limits.max_context_tokens, 1 << 20)
-    entries = f.array("prompt", value, most_tokens)
+    entries = f.array("prompt", value, _most_tokens(limits))
     if not entries:
         raise f.wrong_value("prompt", "must not be empty.")
     if type(entries[0]) is int:
@@ -206,8 +205,13 @@ def _prompts(value: Json, limits: Limits) -> tuple[Prompt, ...]:
     raise f.wrong_type("prompt[0]", "a string, an integer or an array of integers", entries[0])
 
 
+def _most_tokens(limits: Limits) -> int:
+    """Of a prompt that is looked at; what an engine takes of it is told later, and better."""
+    return max(limits.max_context_tokens, 1 << 20)
+
+
 def _token_prompt(field: str, value: Json, limits: Limits) -> tuple[int, ...]:
-    ids = f.token_ids(limits.vocab_size, max(limits.max_context_tokens, 1 << 20))(field, value)
+    ids = f.token_ids(limits.vocab_size, _most_tokens(limits))(field, value)
     if not ids:
         raise f.wrong_value(field, "must not be empty.")
     return ids

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import signal
 import sys
@@ -33,6 +32,7 @@ from sluice_engine.supervision import (
     announce,
     child_events,
     end_by,
+    ends_as_asked,
     failed_start,
     policy_of,
     ports_of,
@@ -122,16 +122,11 @@ class GatewaySupervisor:
         guard = self.guard
         guard.drain(GATEWAY_LOOP.name, self.spec.stop_s)
         say("draining", within_s=self.spec.stop_s)
-        with contextlib.suppress(ProcessLookupError):
-            gateway.terminate()
-        ended = asyncio.get_running_loop().create_task(gateway.wait())
-        await asyncio.wait({ended, watching}, return_when=asyncio.FIRST_COMPLETED)
-        ended.cancel()
-        if watching.done():
-            return await end_by(guard, watching.result())
-        if gateway.returncode in (0, -signal.SIGTERM):  # it may not yet have had a handler for ours
+        if await ends_as_asked(gateway, watching):
             say("stopped")
             return 0
+        if watching.done():
+            return await end_by(guard, watching.result())
         if gateway.returncode == REFUSED and not guard.watch.started:
             return REFUSED
         guard.exited(Exit("gateway", gateway.returncode))
