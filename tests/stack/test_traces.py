@@ -111,31 +111,31 @@ def test_a_collector_that_is_not_there_costs_no_request() -> None:
             engine.settled()
 
 
+TOLD = (
+    ("gateway", "request queued"),
+    ("gateway", "request ended"),
+    ("decode-0", "room opened"),
+    ("decode-0", "room committed"),
+    ("prefill-0", "lease admitted"),
+    ("prefill-0", "lease ended"),
+)
+
+
 def test_request_and_lease_lead_from_one_log_to_the_next(capfd) -> None:
+    lines: list[dict[str, Any]] = []
+
+    def told_of(request: str) -> list[tuple[str, str]]:
+        """(service, event) of every line about `request` so far; the services write each at its own time."""
+        lines.extend(json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith("{"))
+        return [(line["service"], line["event"]) for line in lines if line.get("request") == request]
+
     with RunningStack(spec={"log": "json"}) as stack:
         stack.start("prefill", "decode")
         stack.start_gateway("--log", "json")
         request_id, _ = chat(stack, {})
-        lines: list[dict[str, Any]] = []
-
-        def all_told() -> bool:
-            for line in capfd.readouterr().err.splitlines():
-                if line.startswith("{"):
-                    lines.append(json.loads(line))
-            return any(line["event"] == "lease ended" for line in lines)
-
-        eventually(all_told, "the lease's end is told")
-    mine = [line for line in lines if line.get("request") == f"{request_id}-0"]
-    assert {line["service"] for line in mine} == {"gateway", "decode-0", "prefill-0"}
-    leases = {line["lease"] for line in mine if "lease" in line}
-    assert len(leases) == 1
-    events = [(line["service"], line["event"]) for line in mine]
-    for told in (
-        ("gateway", "request queued"),
-        ("gateway", "request ended"),
-        ("decode-0", "room opened"),
-        ("decode-0", "room committed"),
-        ("prefill-0", "lease admitted"),
-        ("prefill-0", "lease ended"),
-    ):
-        assert events.count(told) == 1, (told, events)
+        mine = f"{request_id}-0"
+        eventually(lambda: set(TOLD) <= set(told_of(mine)), "all services have told of it")
+    events = told_of(mine)
+    assert {service for service, _ in events} == {"gateway", "decode-0", "prefill-0"}
+    assert len({line["lease"] for line in lines if line.get("request") == mine and "lease" in line}) == 1
+    assert [event for event in TOLD if events.count(event) != 1] == [], events
