@@ -70,7 +70,7 @@ def test_a_ca_is_replaced_while_every_role_believes_every_other(plane, client, s
         for current, following, leaves in seen
     ]
     both = {first, follower}
-    # Everybody trusts the new one before it has signed anything; it has signed everything before the old one is dropped.
+    # Everybody trusts the new one before it has signed anything, and it has signed everything before the old one goes.
     assert (first, follower, {first}, both) in stages
     assert (first, follower, {follower}, both) in stages
     assert [s for s in stages if s[2] == both and s[3] != both] == []
