@@ -21,6 +21,7 @@ Object = dict[str, Any]
 # What one operator may have in flight; the API server queues the rest of everybody's anyway.
 MAX_IN_FLIGHT = 32
 PAGE_ITEMS = 500
+_ESCAPED_BY_GO = {ord(char): f"\\u{ord(char):04x}" for char in "&<>\u2028\u2029"}
 # The API server quotes whole objects.
 MAX_SAID = 400
 MERGE, STRATEGIC, JSON_PATCH, APPLY = (
@@ -217,9 +218,10 @@ class Cluster:
 
 
 def encode(body: Any) -> bytes:
-    """JSON exactly as Go writes it again: the API server compares a ControllerRevision's data byte by byte."""
-    text = json.dumps(body, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e").encode()
+    """JSON exactly as Go writes it again: the API server compares a ControllerRevision's data byte by byte, and whoever
+    patches it strategically, as its garbage collector does, has all of it written anew."""
+    text = json.dumps(body, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+    return text.translate(_ESCAPED_BY_GO).encode()
 
 
 def _read(code: int, body: bytes) -> Object:

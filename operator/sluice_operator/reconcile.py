@@ -16,6 +16,7 @@ from sluice_operator.actions import Action, Remember, Tell, WriteStatus
 from sluice_operator.api.crd import KIND
 from sluice_operator.api.enums import ScalingMode
 from sluice_operator.api.spec import ModelDeploymentSpec
+from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.apply import Applier
 from sluice_operator.cluster import KINDS, Cluster, ClusterError, Failed, Forbidden, Invalid
 from sluice_operator.fleet import Fleet
@@ -23,14 +24,15 @@ from sluice_operator.keyring import Keyring
 from sluice_operator.observe import Known, Observer
 from sluice_operator.observed import Observed
 from sluice_operator.plan import Parsed, defect, first_memory, plan
+from sluice_operator.reasons import Reason
 from sluice_operator.render.revision import Renderer
 from sluice_operator.work import Key, Work
 
 WORKERS = 8
-# Seconds to the next look. Soon while something moves, for not everything that matters is told of by a watch.
-BUSY_S, SCALING_S, UNREADY_S, QUIET_S = 2.0, 5.0, 10.0, 60.0
-# Of those in mode Auto, when there are many.
-SCALED_PER_S = 10.0
+# Seconds to the next look: after a change, while something is awaited, when all is well.
+BUSY_S, AWAITED_S, QUIET_S = 2.0, 5.0, 60.0
+# All that is awaited, when it is much, in looks a second.
+AWAITED_PER_S = 10.0
 # All that one look waits for is bounded by itself. Should anything not be, its ModelDeployment would wait for ever.
 RECONCILE_S = 120.0
 # What only tells: it is done also after a refusal, for the rest may build on what was refused.
@@ -70,7 +72,7 @@ class Reconciler:
         self.observer, self.work, self.bound_s = observer, work, bound_s
         self.counts = Counts()
         self._known: dict[Key, Known] = {}
-        self._scaled: set[Key] = set()
+        self._awaiting: set[Key] = set()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -149,7 +151,7 @@ class Reconciler:
         item = await self.cluster.find(KINDS[KIND].path(namespace, name))
         if item is None or "deletionTimestamp" in item["metadata"]:
             self._known.pop(key, None)
-            self._scaled.discard(key)
+            self._awaiting.discard(key)
             return None
         known = self._known.get(key)
         if known is None or known.uid != item["metadata"]["uid"]:
@@ -163,12 +165,11 @@ class Reconciler:
             known.refused, moved = "", True
         if moved:
             return BUSY_S
-        self._scaled.discard(key)
-        if spec is not None and spec.decode.scaling.mode is ScalingMode.AUTO:
-            self._scaled.add(key)
-            return max(SCALING_S, len(self._scaled) / SCALED_PER_S)
-        # What it waits for may be something that nobody watches: a node, a stranger's object that goes.
-        return UNREADY_S if observed.status.reason else QUIET_S
+        self._awaiting.discard(key)
+        if not _is_awaiting(spec, observed.status):
+            return QUIET_S
+        self._awaiting.add(key)
+        return max(AWAITED_S, len(self._awaiting) / AWAITED_PER_S)
 
     async def _carry_out(self, actions: Iterable[Action], observed: Observed, known: Known) -> bool:
         """Whether anything has changed. Raises ClusterError; a refusal once all that tells is done, and it is noted."""
@@ -204,6 +205,15 @@ class Reconciler:
             log.exception("%s/%s: no plan", observed.namespace, observed.name)
             self.counts.failures["Defect"] += 1
             return plan((defect(error),), observed, time.time(), self.renderer)
+
+
+def _is_awaiting(spec: ModelDeploymentSpec | None, status: ModelDeploymentStatus) -> bool:
+    """Whether something may change that no watch tells of: an engine's load, the end of a drain, whom a gateway routes
+    to, a node, a stranger's object that goes."""
+    if spec is not None and spec.decode.scaling.mode is ScalingMode.AUTO:
+        return True
+    progress = next((c.reason for c in status.conditions if c.type == "Progressing"), "")
+    return bool(status.reason) or progress not in (Reason.COMPLETE, Reason.PAUSED)
 
 
 def _is_being_ended() -> bool:

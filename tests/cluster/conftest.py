@@ -39,6 +39,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         mine = item.funcargs if isinstance(item, pytest.Function) else {}
         if "namespace" in mine:
             report.sections.append(("what was there", state_of(mine["client"], mine["namespace"])))
+        if "fleet" in mine:
+            report.sections.append(("its engines and gateways", mine["fleet"].describe()))
     return report
 
 

@@ -109,4 +109,4 @@ async def test_listings_come_in_pages(api, cluster):
 
 async def test_a_deletion_names_what_was_seen(api, cluster):
     await cluster.delete("/x", "uid-1", "7")
-    assert '"preconditions":{"uid":"uid-1","resourceVersion":"7"}' in api.asked[0][2]
+    assert '"preconditions":{"resourceVersion":"7","uid":"uid-1"}' in api.asked[0][2]

@@ -319,10 +319,10 @@ async def test_an_event_that_cannot_be_written_holds_up_nothing() -> None:
     assert done == ["EnsureSecret"]
 
 
-async def test_many_that_are_scaled_are_looked_at_more_seldom() -> None:
-    """Three hundred of them would have cost a core, and the API server seven hundred requests a second."""
+@contextlib.asynccontextmanager
+async def looking_at(simulated: Simulated) -> AsyncIterator[Any]:
+    """A reconciler to which every ModelDeployment is as `simulated`, and which changes nothing."""
     nobody: Any = None
-    simulated = Simulated(manifest(decode={"replicas": 1, "scaling": {"mode": "Auto", "auto": {"maxReplicas": 2}}}))
 
     class Here:
         async def find(self, path: str) -> Any:
@@ -337,10 +337,29 @@ async def test_many_that_are_scaled_are_looked_at_more_seldom() -> None:
         reconciler = Reconciler(here, nobody, nobody, StandardRenderer("i"), Work(asyncio.get_running_loop().time))
         patch.setattr(reconciler, "observer", Seen())
         patch.setattr(reconciler, "_planned", lambda *_: ())
+        yield reconciler
+
+
+async def test_what_is_awaited_is_looked_at_soon_though_all_is_ready() -> None:
+    """No watch tells of the end of a drain, nor of whom a gateway routes to: each cost a minute."""
+    simulated = Simulated(manifest(decode={"replicas": 2}))
+    simulated.run_until_quiet(2000)
+    async with looking_at(simulated) as reconciler:
+        assert await reconciler.reconcile(("ns", "m")) == 60.0
+        simulated.change(decode={"replicas": 1})
+        simulated.step()
+        assert simulated.status.reason == ""
+        assert await reconciler.reconcile(("ns", "m")) == 5.0
+
+
+async def test_many_that_are_awaited_are_looked_at_more_seldom() -> None:
+    """Three hundred of them would have cost a core, and the API server seven hundred requests a second."""
+    scaled = manifest(decode={"replicas": 1, "scaling": {"mode": "Auto", "auto": {"maxReplicas": 2}}})
+    async with looking_at(Simulated(scaled)) as reconciler:
         assert await reconciler.reconcile(("ns", "m")) == 5.0
         for number in range(299):
             last = await reconciler.reconcile(("ns", f"m{number}"))
         assert last == 30.0
-        patch.setattr(here, "find", lambda path: asyncio.sleep(0))
+        reconciler.cluster.find = lambda path: asyncio.sleep(0)
         await reconciler.reconcile(("ns", "m0"))
-        assert len(reconciler._scaled) == 299
+        assert len(reconciler._awaiting) == 299

@@ -17,8 +17,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 import threading
 import time
+import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,6 +129,7 @@ class FakeFleet:
         self._client, self._namespace = client, namespace
         self._lives: dict[str, tuple[str, Any, dict[str, str]]] = {}  # pod -> life, server, addresses
         self._stop = threading.Event()
+        self._turns, self._loop = 0, None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="fake fleet", daemon=True)
 
     def __enter__(self):
@@ -153,11 +156,22 @@ class FakeFleet:
             time.sleep(0.05)
         return told
 
+    def describe(self) -> str:
+        """For whoever reads why a test has failed: what is served, what went wrong, where its thread is."""
+        engines = [f"{e.pod} at {e.address}" + (" draining" if e.draining else "") for e in list(self.engines.values())]
+        gateways = [f"{g.pod} blind to {sorted(g.blind)}" for g in self.gateways]
+        where = sys._current_frames().get(self._thread.ident or 0)
+        stack = "".join(traceback.format_stack(where)) if where is not None else "its thread has ended\n"
+        tasks = "".join(f"{task}\n" for task in asyncio.all_tasks(self._loop)) if self._loop is not None else ""
+        return f"engines {engines}\ngateways {gateways}\nerrors {self.errors[-3:]}\nturns {self._turns}\n{stack}{tasks}"
+
     # -- in step with the API ------------------------------------------------------------------------------------------
 
     async def _run(self):
+        self._loop = asyncio.get_running_loop()
         try:
             while not self._stop.is_set():
+                self._turns += 1
                 try:
                     path = f"{KINDS['Pod'].path(self._namespace)}?labelSelector={LABEL_DEPLOYMENT}"
                     pods = await asyncio.to_thread(self._client.items, path)
