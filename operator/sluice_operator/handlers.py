@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import kopf
@@ -20,6 +21,23 @@ WATCHED = ("Deployment", "Pod", "Service", "NetworkPolicy", "PodDisruptionBudget
 
 # kopf reconnects a watch without a sign of life after 70 s.
 SILENT_S = 120.0
+
+
+# A task of ours ends within one turn of the loop; a library's may say goodbye to somebody.
+END_S = 5.0
+
+
+async def end(tasks: Iterable[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
+    """Cancel them, and wait for END_S; those that have not ended then."""
+    tasks = set(tasks)
+    for task in tasks:
+        task.cancel()
+    return (await asyncio.wait(tasks, timeout=END_S))[1] if tasks else set()
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(sig, stop.set)
 
 
 class WatchSilent(Exception):
@@ -45,15 +63,22 @@ class Shell:
 
     async def run(self, stop: asyncio.Event, namespaces: tuple[str, ...]) -> None:
         """Until `stop`, SIGTERM or SIGINT. `namespaces`: those that can be read now, for one that cannot ends all
-        watches. Raises WatchSilent when they end."""
+        watches. Raises WatchSilent as soon as any of them ends.
+
+        Kopf's own end of it is not waited for: it waits for all its tasks, and a watch may swallow that it was
+        cancelled. What is left ends with the process."""
         self.watched = namespaces
         where = {"clusterwide": True} if namespaces == ("",) else {"namespaces": namespaces}
+        tasks = await kopf.spawn_tasks(
+            registry=self.registry, settings=self.settings, standalone=True, stop_flag=stop, **where
+        )
+        stop_on_signals(stop)  # kopf has taken them over, and its answer to one may never come to an end
         try:
-            await kopf.operator(
-                registry=self.registry, settings=self.settings, standalone=True, stop_flag=stop, **where
-            )
-        except Exception as error:
-            raise WatchSilent(f"the watches have ended: {error!r}") from error
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await end(tasks)
+        if not stop.is_set():
+            raise WatchSilent(f"the watches have ended: {', '.join(sorted(map(_why, done)))}")
 
     def _settings(self) -> kopf.OperatorSettings:
         settings = kopf.OperatorSettings()
@@ -105,3 +130,9 @@ class Shell:
         name = meta.get("labels", {}).get(names.LABEL_DEPLOYMENT)
         if name:
             self.work.add((meta["namespace"], name))
+
+
+def _why(task: asyncio.Task[Any]) -> str:
+    """Of one that has ended."""
+    error = None if task.cancelled() else task.exception()
+    return f"{task.get_name()}: {error!r}" if error is not None else task.get_name()

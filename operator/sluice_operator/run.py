@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import signal
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from sluice_operator.cluster import KINDS, Cluster, ClusterError
 from sluice_operator.connection import Connection
 from sluice_operator.election import Election, Leadership, clock
 from sluice_operator.fleet import Fleet
-from sluice_operator.handlers import Shell
+from sluice_operator.handlers import Shell, end, stop_on_signals
 from sluice_operator.lease import Timing
 from sluice_operator.observe import Observer
 from sluice_operator.probes import Answer, Probes
@@ -66,8 +65,7 @@ class Operator:
     async def run(self) -> None:
         """Returns after SIGTERM or SIGINT, the lease given back."""
         stop = asyncio.Event()
-        for sig in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(sig, stop.set)
+        stop_on_signals(stop)
         async with self.cluster, self.lease_cluster:
             port = await self.probes.start(self.options.probe_host, self.options.probe_port)
             log.info("probes on port %d", port)
@@ -104,16 +102,14 @@ class Operator:
         log.info("leading as %s", self.options.identity)
         resync = self.reconciler.resync(self.options.namespaces, self.options.resync_s, self.shell.compare)
         tasks = [asyncio.create_task(work) for work in (self.election.keep(), self.reconciler.run(), resync)]
-        # kopf takes over the signals, and returns when one comes; it ends by itself only when it cannot go on.
+        # It ends when told to stop, and otherwise only when it cannot go on.
         tasks.append(asyncio.create_task(self.shell.run(stop, readable)))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(tasks)
 
     def answer(self) -> Answer:
         counts, problem = self.reconciler.counts, ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -132,6 +133,33 @@ async def test_a_namespace_that_is_lost_holds_up_no_other_and_is_told() -> None:
     await looked_once(reconciler, lambda versions, readable: None)
     assert reconciler.counts.lost == {}
     assert reconciler.counts.looked_at is not None
+
+
+async def test_watches_of_which_one_ends_are_told_of_though_another_never_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task of kopf's swallows that it was cancelled; its own end of the operator waits for that one."""
+    over = asyncio.Event()
+
+    async def fails() -> None:
+        raise PermissionError("403: may not watch networkpolicies")
+
+    async def stays() -> None:
+        while not over.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await over.wait()
+
+    async def spawned(**_: Any) -> Any:
+        return [asyncio.create_task(fails(), name="watches"), asyncio.create_task(stays(), name="another")]
+
+    monkeypatch.setattr("kopf.spawn_tasks", spawned)
+    monkeypatch.setattr("sluice_operator.handlers.END_S", 0.1)
+    shell = Shell(NOWHERE, Work(asyncio.get_running_loop().time), 1.0)
+    try:
+        with pytest.raises(WatchSilent, match=r"watches: PermissionError.*403: may not watch networkpolicies"):
+            await asyncio.wait_for(shell.run(asyncio.Event(), ("ns",)), 20)
+    finally:
+        over.set()
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(sig)
 
 
 async def test_only_what_can_be_read_is_watched_and_what_comes_back_needs_a_new_process() -> None:
