@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -154,16 +154,19 @@ class Cluster:
             return None
 
     async def items(self, kind: str, namespace: str, **query: str) -> list[Object]:
-        """All objects of `kind`, live, in pages."""
-        found: list[Object] = []
+        """All objects of `kind`, live."""
+        return [item async for page in self.pages(kind, namespace, PAGE_ITEMS, **query) for item in page]
+
+    async def pages(self, kind: str, namespace: str, limit: int, **query: str) -> AsyncIterator[list[Object]]:
+        """The same, `limit` at a time: who keeps little of each never has them all."""
         token = ""
         while True:
-            paging = {"limit": str(PAGE_ITEMS)} | ({"continue": token} if token else {})
+            paging = {"limit": str(limit)} | ({"continue": token} if token else {})
             told = await self.get(KINDS[kind].path(namespace), **query, **paging)
-            found += told["items"]
+            yield told["items"]
             token = told["metadata"].get("continue", "")
             if not token:
-                return found
+                return
 
     async def create(self, item: Mapping[str, Any], **query: str) -> Object:
         """Raises Conflict if the name is taken: nothing is touched then."""

@@ -18,7 +18,7 @@ from sluice_operator.api.enums import ScalingMode
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.apply import Applier
-from sluice_operator.cluster import KINDS, Cluster, ClusterError, Failed, Forbidden, Invalid
+from sluice_operator.cluster import KINDS, Cluster, ClusterError, Failed, Forbidden, Invalid, Refused
 from sluice_operator.fleet import Fleet
 from sluice_operator.keyring import Keyring
 from sluice_operator.observe import Known, Observer
@@ -37,8 +37,10 @@ AWAITED_PER_S = 10.0
 RECONCILE_S = 120.0
 # What only tells: it is done also after a refusal, for the rest may build on what was refused.
 TELLS = WriteStatus | Tell | Remember
-# Of a write: somebody has to do something about it, and is told what.
+# Of a write: somebody has to do something about it, and is told what. Any other answer may be of the moment (the API
+# server is busy, somebody else was faster), unless it comes this often: a webhook may answer with any code.
 REFUSALS = Forbidden | Invalid | Failed
+OFTEN = 5
 Compare = Callable[[Mapping[Key, int], Collection[str]], None]
 """Versions of the ModelDeployments that are listed, and the namespaces that could be."""
 log = logging.getLogger(__name__)
@@ -184,17 +186,21 @@ class Reconciler:
                 if isinstance(action, Tell):  # at best effort: nobody waits for an Event
                     log.warning("%s/%s: %s: %s", observed.namespace, observed.name, action, error)
                     continue
-                if isinstance(action, TELLS) or not isinstance(error, REFUSALS):
+                if isinstance(action, TELLS) or not _is_refusal(action, error, known):
                     raise
                 refused = error
-                known.refused = f"{action}: {error}"
+                continue
+            if outcome.stale is not None:
+                if isinstance(action, TELLS) or not _is_refusal(action, outcome.stale, known):
+                    return True
+                refused = outcome.stale
                 continue
             self.counts.actions[type(action).__name__] += 1
             moved = moved or not outcome.idle
-            if outcome.stale:
-                break
         if refused is not None:
+            known.refused = f"{known.turned_away[0]}: {refused}"
             raise refused
+        known.turned_away = ("", 0)
         return moved
 
     def _planned(self, parsed: Parsed, observed: Observed) -> tuple[Action, ...]:
@@ -205,6 +211,15 @@ class Reconciler:
             log.exception("%s/%s: no plan", observed.namespace, observed.name)
             self.counts.failures["Defect"] += 1
             return plan((defect(error),), observed, time.time(), self.renderer)
+
+
+def _is_refusal(action: Action, error: ClusterError, known: Known) -> bool:
+    """Or something that passes. Counts how often this action has been turned away, look after look."""
+    what, times = str(action), 1
+    if known.turned_away[0] == what:
+        times += known.turned_away[1]
+    known.turned_away = (what, times)
+    return isinstance(error, REFUSALS) or (isinstance(error, Refused) and times >= OFTEN)
 
 
 def _is_awaiting(spec: ModelDeploymentSpec | None, status: ModelDeploymentStatus) -> bool:

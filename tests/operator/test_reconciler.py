@@ -15,8 +15,8 @@ from operator_cluster import manifest
 from sluice_operator import observe, offline
 from sluice_operator.accept import parse
 from sluice_operator.actions import Apply, EnsureSecret, Tell, WriteStatus
-from sluice_operator.apply import IDLE, Applier
-from sluice_operator.cluster import Failed, Forbidden, Refused
+from sluice_operator.apply import IDLE, Applier, Outcome
+from sluice_operator.cluster import Conflict, Failed, Forbidden, NotFound, Refused
 from sluice_operator.connection import Connection
 from sluice_operator.handlers import Shell, WatchSilent
 from sluice_operator.keyring import Keyring, encode, read_key
@@ -27,6 +27,7 @@ from sluice_operator.run import Operator, Options
 from sluice_operator.work import Work
 
 NOWHERE = Connection("https://127.0.0.1:1", token="t")
+_BY_CODE = {404: NotFound, 409: Conflict}
 HUNG, WELL = ("ns", "hung"), ("ns", "well")
 
 
@@ -97,11 +98,20 @@ class Namespaces:
 
     def __init__(self, lost: set[str]) -> None:
         self.lost = lost
+        self.failure: Refused | None = None
+        self.listed = 0
 
     async def items(self, kind: str, namespace: str) -> list[Any]:
+        return [item async for page in self.pages(kind, namespace) for item in page]
+
+    async def pages(self, kind: str, namespace: str, _limit: int = 1) -> AsyncIterator[list[Any]]:
+        self.listed += 1
+        await asyncio.sleep(0)
+        if self.failure is not None:
+            raise self.failure
         if namespace in self.lost:
             raise Forbidden(403, "Forbidden", f"{kind} of {namespace}")
-        return [{"metadata": {"namespace": namespace, "name": "m", "resourceVersion": "5"}}]
+        yield [{"metadata": {"namespace": namespace, "name": "m", "resourceVersion": "5"}}]
 
     async def find(self, path: str) -> Any:
         if any(f"/{name}/" in path for name in self.lost):
@@ -186,6 +196,19 @@ async def test_nodes_that_may_not_be_seen_are_unknown_and_asked_for_again(
     cluster.lost.clear()
     monkeypatch.setattr(observe, "read_node", lambda item: item["metadata"]["name"])
     assert await observer.nodes() == ("m",)
+    cluster.failure = Refused(503, "ServiceUnavailable", "etcd")
+    assert [await observer.nodes(), await observer.nodes()] == [("m",), ("m",)]
+    assert caplog.text.count("cannot be listed: 503") == 1
+
+
+async def test_nodes_are_listed_once_however_many_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight looks had eight listings in memory at a time: of two thousand nodes with all their labels, a gigabyte."""
+    cluster: Any = Namespaces(set())
+    nobody: Any = None
+    observer = Observer(cluster, nobody, nobody, may_see_nodes=True)
+    monkeypatch.setattr(observe, "read_node", lambda item: item["metadata"]["name"])
+    assert await asyncio.gather(*(observer.nodes() for _ in range(8))) == [("m",)] * 8
+    assert cluster.listed == 1
 
 
 class Broken(StandardRenderer):
@@ -300,7 +323,9 @@ async def test_a_key_that_is_lost_or_damaged_is_written_again_and_is_the_same_fo
     assert told == "good" if is_known else len(told) == 64
 
 
-async def carried_out(actions: list[Any], kind: type, error: Exception) -> tuple[list[str], observe.Known, Any]:
+async def carried_out(
+    actions: list[Any], kind: type, error: Exception, known: observe.Known | None = None
+) -> tuple[list[str], observe.Known, Any]:
     """(what was done, what is known then, what it raised), where each of `kind` ends with `error`."""
     done: list[str] = []
 
@@ -309,6 +334,8 @@ async def carried_out(actions: list[Any], kind: type, error: Exception) -> tuple
 
         async def obey(self, action: Any) -> Any:
             if isinstance(action, kind):
+                if isinstance(error, Conflict | NotFound):
+                    return Outcome(stale=error)
                 raise error
             done.append(type(action).__name__)
             return IDLE
@@ -316,7 +343,7 @@ async def carried_out(actions: list[Any], kind: type, error: Exception) -> tuple
     nobody: Any = None
     reconciler = Reconciler(nobody, nobody, nobody, nobody, Work(asyncio.get_running_loop().time))
     observed = Simulated(manifest()).observe()
-    known = observe.Known("u", observed.memory, nobody)
+    known = known or observe.Known("u", observed.memory, nobody)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sluice_operator.reconcile.Applier", Obeying)
         try:
@@ -337,6 +364,21 @@ async def test_a_write_that_is_refused_is_told_of_and_what_only_tells_is_done(er
     assert raised is error
     assert done == ["EnsureSecret", "WriteStatus"]
     assert str(error) in known.refused
+
+
+@pytest.mark.parametrize("code", [404, 409, 413, 418, 429, 503])
+async def test_a_webhook_that_denies_with_any_code_is_told_of_when_it_goes_on(code: int) -> None:
+    """There was no status at all, for ever; once or twice it is the API server's own hurry, and no news."""
+    denied = (_BY_CODE.get(code) or Refused)(code, "x", 'admission webhook "p.example.com" denied the request: no')
+    status = WriteStatus(Simulated(manifest()).observe().status)
+    actions = [Apply({"kind": "Service", "metadata": {"name": "m"}}), EnsureSecret("k"), status]
+    known: observe.Known | None = None
+    for look in range(1, 6):
+        done, known, raised = await carried_out(actions, Apply, denied, known)
+        assert "EnsureSecret" not in done
+        assert ("WriteStatus" in done) == (look == 5)
+        assert ("denied the request: no" in known.refused) == (look == 5)
+    assert raised is denied
 
 
 async def test_an_event_that_cannot_be_written_holds_up_nothing() -> None:
