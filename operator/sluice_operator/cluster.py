@@ -75,6 +75,12 @@ class Kind:
     api_version: str
     plural: str
 
+    @property
+    def resource(self) -> Mapping[str, str]:
+        """As reviews of access name it."""
+        group, _, version = self.api_version.rpartition("/")
+        return {"group": group, "version": version, "resource": self.plural}
+
     def path(self, namespace: str, name: str = "") -> str:
         root = "/api" if "/" not in self.api_version else "/apis"
         inside = f"/namespaces/{namespace}" if namespace else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import kopf
@@ -24,7 +24,7 @@ SILENT_S = 120.0
 
 
 # A task of ours ends within one turn of the loop; a library's may say goodbye to somebody.
-END_S = 5.0
+END_S = 2.0
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
@@ -45,10 +45,12 @@ class WatchSilent(Exception):
 
 
 class Shell:
-    """Watches, and remembers which version of each ModelDeployment it was told of last."""
+    """Watches, and remembers which version of each ModelDeployment it was told of last. `can_watch`: a namespace."""
 
-    def __init__(self, connection: Connection, work: Work, call_s: float) -> None:
-        self.connection, self.work, self.call_s = connection, work, call_s
+    def __init__(
+        self, connection: Connection, work: Work, call_s: float, can_watch: Callable[[str], Awaitable[bool]]
+    ) -> None:
+        self.connection, self.work, self.call_s, self.can_watch = connection, work, call_s, can_watch
         self.watched: tuple[str, ...] = ()
         self._told: dict[Key, int] = {}
         self._listed: dict[Key, int] = {}
@@ -108,11 +110,15 @@ class Shell:
             token=told.bearer() or None,
         )
 
-    def compare(self, listed: Mapping[Key, int], readable: Collection[str]) -> None:
+    async def compare(self, listed: Mapping[Key, int], readable: Collection[str]) -> None:
         """`listed`: versions, live, of the namespaces `readable`. Raises WatchSilent when one that was listed SILENT_S
-        ago was never told of, or when a namespace can be read that is not watched."""
-        if self.watched and (back := sorted(set(readable) - set(self.watched))):
-            raise WatchSilent(f"namespace {back[0]} can be read, which it could not be when the watches began")
+        ago was never told of, or when a namespace can be watched that is not."""
+        for namespace in sorted(set(readable) - set(self.watched)) if self.watched else ():
+            if await self.can_watch(namespace):
+                raise WatchSilent(f"namespace {namespace} can be watched, which it could not be when the watches began")
+        listed = {
+            key: version for key, version in listed.items() if self.watched in ((), ("",)) or key[0] in self.watched
+        }
         if time.monotonic() - self._listed_at < SILENT_S:
             return
         missed = sorted(k for k, version in self._listed.items() if k in listed and self._told.get(k, 0) < version)

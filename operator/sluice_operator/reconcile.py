@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,7 +41,7 @@ TELLS = WriteStatus | Tell | Remember
 # server is busy, somebody else was faster), unless it comes this often: a webhook may answer with any code.
 REFUSALS = Forbidden | Invalid | Failed
 OFTEN = 5
-Compare = Callable[[Mapping[Key, int], Collection[str]], None]
+Compare = Callable[[Mapping[Key, int], Collection[str]], Awaitable[None]]
 """Versions of the ModelDeployments that are listed, and the namespaces that could be."""
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Reconciler:
             if lists:
                 items = [item for part in lists.values() for item in part]
                 versions = {_key(item): int(item["metadata"]["resourceVersion"]) for item in items}
-                compare(versions, lists.keys())
+                await compare(versions, lists.keys())
                 for key in self._known.keys() - versions.keys():
                     if key[0] in lists or "" in lists:
                         self.work.add(key)

@@ -133,14 +133,18 @@ async def test_a_namespace_that_is_lost_holds_up_no_other_and_is_told() -> None:
     work = Work(asyncio.get_running_loop().time)
     reconciler = Reconciler(cluster, nobody, nobody, nobody, work)
     reconciler._known["a", "m"] = nobody  # served until now
-    await looked_once(reconciler, lambda versions, readable: told.append((dict(versions), set(readable))))
+
+    async def compare(versions: Any, readable: Any) -> None:
+        told.append((dict(versions), set(readable)))
+
+    await looked_once(reconciler, compare)
     assert told == [({("b", "m"): 5}, {"b"})]
     assert reconciler.counts.lost == {"a": "Forbidden"}
     assert reconciler.counts.looked_at is None
     assert set(work._due) == {("b", "m")}
     cluster.lost.clear()
     reconciler._known.clear()
-    await looked_once(reconciler, lambda versions, readable: None)
+    await looked_once(reconciler, compare)
     assert reconciler.counts.lost == {}
     assert reconciler.counts.looked_at is not None
 
@@ -162,7 +166,8 @@ async def test_watches_of_which_one_ends_are_told_of_though_another_never_does(m
 
     monkeypatch.setattr("kopf.spawn_tasks", spawned)
     monkeypatch.setattr("sluice_operator.handlers.END_S", 0.1)
-    shell = Shell(NOWHERE, Work(asyncio.get_running_loop().time), 1.0)
+    nobody: Any = None
+    shell = Shell(NOWHERE, Work(asyncio.get_running_loop().time), 1.0, nobody)
     try:
         with pytest.raises(WatchSilent, match=r"watches: PermissionError.*403: may not watch networkpolicies"):
             await asyncio.wait_for(shell.run(asyncio.Event(), ("ns",)), 20)
@@ -172,15 +177,53 @@ async def test_watches_of_which_one_ends_are_told_of_though_another_never_does(m
             asyncio.get_running_loop().remove_signal_handler(sig)
 
 
-async def test_only_what_can_be_read_is_watched_and_what_comes_back_needs_a_new_process() -> None:
-    operator = Operator(NOWHERE, Options("one", "sluice", namespaces=("a", "b")), StandardRenderer("i"), fleet=None)
+class Reviewing:
+    """Who may watch what: all but `barred`, (namespace, resource). It cannot be asked while `is_down`."""
+
+    def __init__(self, *barred: tuple[str, str]) -> None:
+        self.barred, self.is_down = set(barred), False
+
+    async def call(self, method: str, path: str, body: Any) -> Any:
+        if self.is_down:
+            raise Forbidden(403, "Forbidden", path)
+        asked = body["spec"]["resourceAttributes"]
+        assert asked["verb"] == "watch"
+        return {"status": {"allowed": (asked["namespace"], asked["resource"]) not in self.barred}}
+
+
+async def test_only_what_can_be_watched_is_and_what_comes_back_needs_a_new_process(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One namespace without one right ended the watches of all."""
+    operator = Operator(
+        NOWHERE, Options("one", "sluice", namespaces=("a", "b", "c")), StandardRenderer("i"), fleet=None
+    )
     operator.cluster = Namespaces({"a"})  # type: ignore[assignment]
-    assert await operator._readable() == ("b",)
-    shell = Shell(NOWHERE, operator.work, 1.0)
+    reviewing = operator.lease_cluster = Reviewing(("c", "networkpolicies"))  # type: ignore[assignment]
+    assert await operator._readable() == ("b", "c")
+    assert [await operator._can_watch(name) for name in "bc"] == [True, False]
+    assert "c: networkpolicies may not be watched, so it is only looked at every 60 s" in caplog.text
+    operator.shell.watched = ("b",)
+    await operator.shell.compare({}, {"b", "c"})
+    reviewing.barred.clear()
+    with pytest.raises(WatchSilent, match="namespace c can be watched"):
+        await operator.shell.compare({}, {"b", "c"})
+    reviewing.is_down = True
+    assert await operator._can_watch("c")
+
+
+async def test_what_nobody_watches_is_no_silent_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def can_watch(_: str) -> bool:
+        return False
+
+    monkeypatch.setattr("sluice_operator.handlers.SILENT_S", 0.0)
+    shell = Shell(NOWHERE, Work(asyncio.get_running_loop().time), 1.0, can_watch)
     shell.watched = ("b",)
-    shell.compare({}, {"b"})
-    with pytest.raises(WatchSilent, match="namespace a can be read"):
-        shell.compare({}, {"a", "b"})
+    for _ in range(3):
+        await shell.compare({("c", "m"): 7}, {"b", "c"})
+    await shell.compare({("b", "m"): 8}, {"b", "c"})
+    with pytest.raises(WatchSilent, match="no news of b/m"):
+        await shell.compare({("b", "m"): 8}, {"b", "c"})
 
 
 async def test_nodes_that_may_not_be_seen_are_unknown_and_asked_for_again(
