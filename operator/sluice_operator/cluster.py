@@ -185,7 +185,13 @@ class Cluster:
         return await self.call("PUT", path, item, query={"fieldManager": FIELD_MANAGER})
 
     async def patch(self, path: str, content: str, body: Any, **query: str) -> Object:
-        return await self.call("PATCH", path, body, content, {"fieldManager": FIELD_MANAGER} | query)
+        """A JSON patch begins with tests of what was seen. Raises Conflict where they fail; the API server says 422."""
+        try:
+            return await self.call("PATCH", path, body, content, {"fieldManager": FIELD_MANAGER} | query)
+        except Invalid as error:
+            if content != JSON_PATCH:
+                raise
+            raise Conflict(error.code, error.reason, error.message) from error
 
     async def delete(self, path: str, uid: str, resource_version: str = "") -> None:
         """In the background. Raises Conflict if it is another one than was seen."""

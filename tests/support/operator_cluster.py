@@ -180,7 +180,8 @@ class Cluster:
         )
 
     def _pod(self, p: SimPod) -> Pod:
-        answers = p.started and p.role in ENGINE_ROLES
+        # Nobody knows its address at once.
+        answers = p.started and p.role in ENGINE_ROLES and (not p.ready or self.now - p.ready_at >= TICK_S)
         return Pod(
             p.name,
             p.name,
