@@ -75,8 +75,7 @@ class _Planner(StepBuilder):
             case Aborted(_, cause):
                 self._end(sequence, cause)
             case LeaseEnded():
-                for ref in sequence.leased:
-                    self.ledger.drop(ref, sequence.lease_holder)
+                self.ledger.drop_all(sequence.leased, sequence.lease_holder)
                 sequence.leased.clear()
                 self._end(sequence, EndCause.FINISHED if sequence.phase is Phase.HELD else EndCause.ABORTED)
             case PullGranted():
@@ -160,10 +159,8 @@ class _Planner(StepBuilder):
             if sequence.last_step > self.state.completed or not sequence.handles_terminal:
                 continue
             reaped = True
-            for ref in sequence_records(sequence):
-                self.ledger.drop(ref, sequence.holder)
-            for ref in sequence.leased:
-                self.ledger.drop(ref, sequence.lease_holder)
+            self.ledger.drop_all(sequence_records(sequence), sequence.holder)
+            self.ledger.drop_all(sequence.leased, sequence.lease_holder)
             if sequence.requeue and not sequence.stopped and not sequence.is_exhausted:
                 self.state.sequences[sequence.id] = Sequence(
                     sequence.spec,
@@ -201,12 +198,11 @@ class _Planner(StepBuilder):
             self.ledger.hold(ref, sequence.holder)
         missing = limits.pages_for(len(tokens)) - boundary
         if not (self._make_room(RecordKind.PAGE, missing) and self._make_room(RecordKind.STATE, 1)):
-            for ref in (*kept, *borrowed):
-                self.ledger.drop(ref, sequence.holder)
+            self.ledger.drop_all((*kept, *borrowed), sequence.holder)
             return False
         self.cache.touch(sequence.keys[:boundary])
         announce = not is_reader
-        fresh = [self._reserve(RecordKind.PAGE, sequence.holder, announce=announce) for _ in range(missing)]
+        fresh = self._reserve_all(RecordKind.PAGE, sequence.holder, missing, announce=announce)
         sequence.state = self._reserve(RecordKind.STATE, sequence.holder, announce=announce)
         sequence.pages, sequence.borrowed = [*kept, *fresh], list(borrowed)
         sequence.num_closed = boundary
@@ -304,7 +300,6 @@ class _Planner(StepBuilder):
                 self._end(sequence, EndCause.FAILED)
                 return
             self.ledger.begin_fill(ref)
-            self.ledger.announce(ref)
             self.filling.append(ref)
             items.append(
                 PullItem(
@@ -338,7 +333,7 @@ class _Planner(StepBuilder):
         num_tokens = len(sequence.tokens)
         full = num_tokens // self.limits.page_tokens
         pulled = [*sequence.pages[sequence.num_closed :], sequence.state]
-        if any(self.ledger.state(ref) is not RecordState.FILLING for ref in pulled):
+        if not self.ledger.are(pulled, RecordState.FILLING):
             # The source completed without granting everything. What it did grant is here: no handle is alive.
             self._end_fills(sequence)
             self._end(sequence, EndCause.FAILED)
@@ -349,8 +344,8 @@ class _Planner(StepBuilder):
         for ref in (*sequence.pages[full:], sequence.state):
             self.ledger.reopen(ref)
             self.reopened.append(ref)
-        for index in range(sequence.num_closed, full):
-            self._cache_page(sequence, index)
+        if full > sequence.num_closed:
+            self._cache_pages(sequence, sequence.num_closed, full)
         sequence.num_closed, sequence.computed, sequence.handles_terminal = full, num_tokens, True
         sequence.phase, sequence.sampled = Phase.DECODING, 1
         sequence.tokens.append(token)

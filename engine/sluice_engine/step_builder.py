@@ -68,11 +68,14 @@ class StepBuilder:
         return all(close.ref != ref for close in self.closed)
 
     def _reserve(self, kind: RecordKind, holder: Holder, *, announce: bool = True) -> RecordRef:
-        ref = self.ledger.reserve(kind, holder)
-        if announce:
-            self.ledger.announce(ref)
-            self.reserved.append(ref)
+        (ref,) = self._reserve_all(kind, holder, 1, announce=announce)
         return ref
+
+    def _reserve_all(self, kind: RecordKind, holder: Holder, count: int, *, announce: bool = True) -> list[RecordRef]:
+        refs = self.ledger.reserve_all(kind, holder, count, announce=announce)
+        if announce:
+            self.reserved += refs
+        return refs
 
     def _identity(self, kind: RecordKind, key: ChainKey) -> bytes:
         return record_identity(self.state.layouts[kind], key)
@@ -83,28 +86,25 @@ class StepBuilder:
 
     # -- closing, caching, granting ----------------------------------------------------------------------------------
 
-    def _cache_page(self, sequence: Sequence, index: int) -> bool:
-        parent = sequence.keys[index - 1] if index else None
-        ref = sequence.pages[index]
-        if not self.cache.insert_page(sequence.keys[index], parent, ref):
-            return False
-        self.ledger.hold(ref, CACHE)
-        return True
+    def _cache_pages(self, sequence: Sequence, first: int, end: int) -> None:
+        parent = sequence.keys[first - 1] if first else None
+        for ref in self.cache.insert_chain(sequence.keys[first:end], parent, sequence.pages[first:end]):
+            self.ledger.hold(ref, CACHE)
 
     def _close_full_pages(self, sequence: Sequence) -> None:
         """Pages that are written to their end and whose tokens are all known."""
-        size = self.limits.page_tokens
+        size, first = self.limits.page_tokens, sequence.num_closed
         known = min(sequence.computed, len(sequence.tokens))
-        while (sequence.num_closed + 1) * size <= known:
-            index = sequence.num_closed
+        for index in range(first, known // size):
             if len(sequence.keys) == index:
                 parent = sequence.keys[-1] if sequence.keys else self.state.salt
                 sequence.keys.append(extend_chain(parent, sequence.tokens[index * size : (index + 1) * size]))
             if sequence.phase is Phase.ENDING and self.cache.has_page(sequence.keys[index]):
-                return  # it is about to be dropped: nothing to keep
+                break  # it is about to be dropped: nothing to keep
             self._close(sequence.pages[index], sequence.keys[index], size)
-            self._cache_page(sequence, index)
             sequence.num_closed += 1
+        if sequence.num_closed > first:
+            self._cache_pages(sequence, first, sequence.num_closed)
 
     def _take_snapshot(self, sequence: Sequence) -> None:
         """At a page boundary that this step reaches, if the policy wants one there."""
