@@ -239,7 +239,7 @@ class Rooms:
         records = []
         for index, ref, valid in grant.records:
             identity, digest = self._closed[ref]
-            records.append(GrantedRecord(ref.kind.value, ref.record, ref.generation, identity, digest, valid, index))
+            records.append(GrantedRecord(str(ref.kind), ref.record, ref.generation, identity, digest, valid, index))
             room.granted_bytes += self._leader.resolved.layouts[ref.kind].record_bytes
         room.granted += len(records)
         room.port.post(LeaseEvent.GRANTED, Granted(tuple(records)))
