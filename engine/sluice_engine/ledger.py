@@ -125,17 +125,22 @@ class Ledger:
         return refs
 
     def hold(self, ref: RecordRef, holder: Holder) -> None:
-        entry = self._entry(ref)
-        if entry.holders is None or entry.state is RecordState.FREE:
-            raise LedgerError(f"{holder} cannot hold {ref}: it is free")
-        entry.holders.append(holder)
+        self.hold_all((ref,), holder)
+
+    def hold_all(self, refs: Iterable[RecordRef], holder: Holder) -> None:
+        """One reference more to each of them."""
+        for ref in refs:
+            entry = self._entry(ref)
+            if entry.holders is None or entry.state is RecordState.FREE:
+                raise LedgerError(f"{holder} cannot hold {ref}: it is free")
+            entry.holders.append(holder)
 
     def drop(self, ref: RecordRef, holder: Holder) -> None:
         """One reference less. The last one of a LIVE record frees it; a FILLING one waits for `end_fill`."""
         self.drop_all((ref,), holder)
 
     def drop_all(self, refs: Iterable[RecordRef], holder: Holder) -> None:
-        """`drop` each of them."""
+        """One reference less to each of them."""
         live = RecordState.LIVE
         for ref in refs:
             entry = self._entry(ref)
@@ -145,8 +150,12 @@ class Ledger:
             if not entry.holders and entry.state is live:
                 self._to_free(ref, entry)
 
+    def close_all(self, refs: Iterable[RecordRef]) -> None:
+        for ref in refs:
+            self._expect(ref, RecordState.LIVE).closed = True
+
     def close(self, ref: RecordRef) -> None:
-        self._expect(ref, RecordState.LIVE).closed = True
+        self.close_all((ref,))
 
     def reopen(self, ref: RecordRef) -> None:
         self._expect(ref, RecordState.LIVE).closed = False

@@ -194,8 +194,8 @@ class _Planner(StepBuilder):
         boundary = len(match.pages) if is_reader else match.resume[0] if match.resume else 0
         kept = match.pages[:boundary]
         borrowed = () if is_reader or match.resume is None else (match.resume[1],)
-        for ref in (*kept, *borrowed):  # held before room is made, so that they are not what is evicted
-            self.ledger.hold(ref, sequence.holder)
+        # Held before room is made, so that they are not what is evicted.
+        self.ledger.hold_all((*kept, *borrowed), sequence.holder)
         missing = limits.pages_for(len(tokens)) - boundary
         if not (self._make_room(RecordKind.PAGE, missing) and self._make_room(RecordKind.STATE, 1)):
             self.ledger.drop_all((*kept, *borrowed), sequence.holder)
@@ -363,11 +363,14 @@ class _Planner(StepBuilder):
         return sequence.phase in (Phase.PREFILLING, Phase.DECODING, Phase.HELD)
 
     def finish(self) -> Plan:
-        size, decoding = self.limits.page_tokens, Phase.DECODING
+        size, decoding, held = self.limits.page_tokens, Phase.DECODING, Phase.HELD
         for sequence in self.state.sequences.values():
-            # Between two page boundaries a row that decodes has nothing for us here.
-            between = sequence.computed % size and (sequence.num_closed + 1) * size > sequence.computed
-            if sequence.phase is decoding and between and not sequence.snapshots:
+            # Nothing for us here: a row that decodes between two page boundaries, a prompt that is held after its end.
+            if sequence.phase is decoding:
+                at_rest = sequence.computed % size and (sequence.num_closed + 1) * size > sequence.computed
+            else:
+                at_rest = sequence.phase is held and sequence.last_step != self.number
+            if at_rest and not sequence.snapshots:
                 continue
             if self._has_written(sequence):
                 self._close_full_pages(sequence)

@@ -77,34 +77,40 @@ class StepBuilder:
             self.reserved += refs
         return refs
 
-    def _identity(self, kind: RecordKind, key: ChainKey) -> bytes:
-        return record_identity(self.state.layouts[kind], key)
-
     def _close(self, ref: RecordRef, key: ChainKey, valid_tokens: int) -> None:
-        self.ledger.close(ref)
-        self.closed.append(Close(ref, self._identity(ref.kind, key), valid_tokens))
+        self._close_all([ref], [key], valid_tokens)
+
+    def _close_all(self, refs: list[RecordRef], keys: list[ChainKey], valid_tokens: int) -> None:
+        """Records of one kind, each with the key of the tokens that it covers."""
+        self.ledger.close_all(refs)
+        layout = self.state.layouts[refs[0].kind]
+        self.closed += [
+            Close(ref, record_identity(layout, key), valid_tokens) for ref, key in zip(refs, keys, strict=True)
+        ]
 
     # -- closing, caching, granting ----------------------------------------------------------------------------------
 
     def _cache_pages(self, sequence: Sequence, first: int, end: int) -> None:
         parent = sequence.keys[first - 1] if first else None
-        for ref in self.cache.insert_chain(sequence.keys[first:end], parent, sequence.pages[first:end]):
-            self.ledger.hold(ref, CACHE)
+        cached = self.cache.insert_chain(sequence.keys[first:end], parent, sequence.pages[first:end])
+        self.ledger.hold_all(cached, CACHE)
 
     def _close_full_pages(self, sequence: Sequence) -> None:
         """Pages that are written to their end and whose tokens are all known."""
-        size, first = self.limits.page_tokens, sequence.num_closed
-        known = min(sequence.computed, len(sequence.tokens))
-        for index in range(first, known // size):
-            if len(sequence.keys) == index:
-                parent = sequence.keys[-1] if sequence.keys else self.state.salt
-                sequence.keys.append(extend_chain(parent, sequence.tokens[index * size : (index + 1) * size]))
-            if sequence.phase is Phase.ENDING and self.cache.has_page(sequence.keys[index]):
-                break  # it is about to be dropped: nothing to keep
-            self._close(sequence.pages[index], sequence.keys[index], size)
-            sequence.num_closed += 1
-        if sequence.num_closed > first:
-            self._cache_pages(sequence, first, sequence.num_closed)
+        size, first, keys = self.limits.page_tokens, sequence.num_closed, sequence.keys
+        end = min(sequence.computed, len(sequence.tokens)) // size
+        if end <= first:
+            return
+        for index in range(len(keys), end):
+            parent = keys[-1] if keys else self.state.salt
+            keys.append(extend_chain(parent, sequence.tokens[index * size : (index + 1) * size]))
+        if sequence.phase is Phase.ENDING:  # what is there already is about to be dropped: nothing to keep
+            end = next((index for index in range(first, end) if self.cache.has_page(keys[index])), end)
+            if end == first:
+                return
+        self._close_all(sequence.pages[first:end], keys[first:end], size)
+        self._cache_pages(sequence, first, end)
+        sequence.num_closed = end
 
     def _take_snapshot(self, sequence: Sequence) -> None:
         """At a page boundary that this step reaches, if the policy wants one there."""
@@ -162,9 +168,9 @@ class StepBuilder:
                 records.append((len(sequence.pages) - 1, sequence.pages[-1], tail))
             self._close(sequence.state, key, count)
             records.append((0, sequence.state, count))
-        for _, ref, _ in records:
-            self.ledger.hold(ref, sequence.lease_holder)
-            sequence.leased.append(ref)
+        refs = [ref for _, ref, _ in records]
+        self.ledger.hold_all(refs, sequence.lease_holder)
+        sequence.leased += refs
         if records:
             self.grants.append(Grant(sequence.id, tuple(records), final))
 
