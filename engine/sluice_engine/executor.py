@@ -53,7 +53,7 @@ class Executor:
         sampled = tuple(row for batch in record.batches for row in self.model.run(batch))
         for copy in record.snapshots:
             self._snapshot(copy)
-        digests = tuple(self._close(close) for close in record.closed)
+        digests = self._close(record.closed)
         return StepResult(record.number, self.rank, sampled, digests, time.monotonic_ns() - started)
 
     def _move_records(self, record: StepRecord) -> None:
@@ -68,17 +68,15 @@ class Executor:
             self.mirror.begin_fill(ref)
         for ref in record.committed:
             self.mirror.commit(ref)
-            self._claim(ref)
+        self._claim(record.committed)
         for ref in record.reopened:
             self.mirror.reopen(ref)
 
-    def _claim(self, ref: RecordRef) -> None:
+    def _claim(self, committed: tuple[RecordRef, ...]) -> None:
         """After a commit the trailer names the new owner's generation; payload and identity stay."""
-        pool = self.pools[ref.kind]
-        told = pool.trailer(ref.record)
-        pool.write_trailer(
-            ref.record, Trailer(told.format_id, told.identity, ref.generation, told.valid_tokens, told.digest)
-        )
+        for kind in {ref.kind for ref in committed}:
+            refs = [ref for ref in committed if ref.kind is kind]
+            self.pools[kind].claim([ref.record for ref in refs], [ref.generation for ref in refs])
 
     def _resume(self, copy: StateCopy) -> None:
         self.mirror.check_readable(RecordKind.SNAPSHOT, copy.snapshot)
@@ -90,10 +88,19 @@ class Executor:
         self.mirror.check_writable(RecordKind.SNAPSHOT, copy.snapshot)
         self.pools[RecordKind.STATE].copy_sections(copy.state, self.pools[RecordKind.SNAPSHOT], copy.snapshot)
 
-    def _close(self, close: Close) -> RecordDigest:
-        ref, pool = close.ref, self.pools[close.ref.kind]
-        self.mirror.close(ref)
-        digest = pool.digest(ref.record, close.identity)
-        trailer = Trailer(pool.layout.format_id, close.identity, ref.generation, close.valid_tokens, digest)
-        pool.write_trailer(ref.record, trailer)
-        return RecordDigest(ref, digest)
+    def _close(self, closed: tuple[Close, ...]) -> tuple[RecordDigest, ...]:
+        """Digest and trailer of each, in the order of `closed`."""
+        digests: dict[RecordRef, int] = {}
+        for close in closed:
+            self.mirror.close(close.ref)
+        for kind in {close.ref.kind for close in closed}:
+            pool, closes = self.pools[kind], [close for close in closed if close.ref.kind is kind]
+            records = [close.ref.record for close in closes]
+            found = pool.digests(records, [close.identity for close in closes])
+            trailers = [
+                Trailer(pool.layout.format_id, close.identity, close.ref.generation, close.valid_tokens, digest)
+                for close, digest in zip(closes, found, strict=True)
+            ]
+            pool.write_trailers(records, trailers)
+            digests |= zip([close.ref for close in closes], found, strict=True)
+        return tuple([RecordDigest(close.ref, digests[close.ref]) for close in closed])

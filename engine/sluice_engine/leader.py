@@ -108,6 +108,7 @@ class Leader:
         self.sinks: dict[str, Callable[[TokenBatch], None]] = {}
         self.generations: dict[int, Generation] = {}  # by sequence
         self.streams: dict[int, Stream] = {}  # by sequence
+        self._taken: set[tuple[str, int]] = set()  # gateway and number of each of them
         self._drain_until: float | None = None
         self.counters: Counter[str] = Counter()
         self._facts: list[Fact] = []
@@ -139,7 +140,7 @@ class Leader:
             return Refused("TransportAway", "this engine's transport is being started again", TRANSPORT_MS)
         if request.gateway_id not in self.sinks:
             return Refused("NotAttached", f"gateway {request.gateway_id!r} has no Attach stream here", 50)
-        if any(s.number == request.stream and s.gateway_id == request.gateway_id for s in self.streams.values()):
+        if (request.gateway_id, request.stream) in self._taken:
             return Refused("StreamTaken", f"stream {request.stream} of this gateway is another request's, which runs")
         spec = SequenceSpec(self._next_sequence, mode, request.prompt_ids, request.output_ids, request.sampling)
         refused = self.admit(spec)
@@ -156,6 +157,7 @@ class Leader:
         )
         log.info("request admitted", request=request.request_id, sequence=spec.id, **sizes)
         self.generations[spec.id], self.streams[spec.id] = generation, stream
+        self._taken.add((stream.gateway_id, stream.number))
         return generation
 
     async def run_alone(self, spec: SequenceSpec) -> Ended:
@@ -212,7 +214,7 @@ class Leader:
         """Its client is gone: no more work for it. Idempotent."""
         if self.generations.pop(generation.sequence, None) is None:
             return
-        self.streams.pop(generation.sequence, None)
+        self._forget(generation)
         self.rooms.cancel(generation.sequence)
         self.tell(Aborted(generation.sequence))
         if not generation.ended.done():
@@ -237,7 +239,7 @@ class Leader:
     def end(self, generation: Generation, reason: EndReason, error: str = "", detail: str = "") -> None:
         """The last word on a Generate stream."""
         self.generations.pop(generation.sequence, None)
-        self.streams.pop(generation.sequence, None)
+        self._forget(generation)
         if not generation.ended.done():
             generation.span.end(error, reason=reason.value, tokens=generation.stream.sent)
             if generation.request_id:
@@ -247,6 +249,11 @@ class Leader:
             generation.ended.set_result(
                 Ended(reason, generation.stream.sent, generation.cached_tokens, error, detail, generation.route)
             )
+
+    def _forget(self, generation: Generation) -> None:
+        stream = self.streams.pop(generation.sequence, None)
+        if stream is not None:
+            self._taken.discard((stream.gateway_id, stream.number))
 
     def tell(self, fact: Fact) -> None:
         """A fact for the next plan."""

@@ -92,6 +92,10 @@ class Ledger:
     def state(self, ref: RecordRef) -> RecordState:
         return self._entry(ref).state
 
+    def are(self, refs: Iterable[RecordRef], state: RecordState) -> bool:
+        """Whether each of them is in this state."""
+        return all(self._entry(ref).state is state for ref in refs)
+
     def is_closed(self, ref: RecordRef) -> bool:
         return self._entry(ref).closed
 
@@ -102,35 +106,56 @@ class Ledger:
 
     def reserve(self, kind: RecordKind, holder: Holder) -> RecordRef:
         """A record leaves FREE. Raises LedgerError when there is none: ask `num_free` first."""
-        if not self._free[kind]:
-            raise LedgerError(f"no free {kind.value} record for {holder}")
-        record = self._free[kind].popleft()
-        entry = self._entries[kind][record]
-        entry.state, entry.closed, entry.announced, entry.holders = RecordState.LIVE, False, False, [holder]
-        entry.generation += 1
-        return RecordRef(kind, record, entry.generation)
+        (ref,) = self.reserve_all(kind, holder, 1)
+        return ref
 
-    def announce(self, ref: RecordRef) -> None:
-        """Ranks will hear of this life in the step that is being planned."""
-        self._entry(ref).announced = True
+    def reserve_all(self, kind: RecordKind, holder: Holder, count: int, *, announce: bool = False) -> list[RecordRef]:
+        """`count` of them, as `reserve`. `announce`: ranks will hear of these lives in the step that is being planned;
+        of others they do when a fill begins."""
+        free, entries, live = self._free[kind], self._entries[kind], RecordState.LIVE
+        if len(free) < count:
+            raise LedgerError(f"no {count} free {kind.value} records for {holder}")
+        refs = []
+        for _ in range(count):
+            record = free.popleft()
+            entry = entries[record]
+            entry.state, entry.closed, entry.announced, entry.holders = live, False, announce, [holder]
+            entry.generation += 1
+            refs.append(RecordRef(kind, record, entry.generation))
+        return refs
 
     def hold(self, ref: RecordRef, holder: Holder) -> None:
-        entry = self._entry(ref)
-        if entry.holders is None or entry.state is RecordState.FREE:
-            raise LedgerError(f"{holder} cannot hold {ref}: it is free")
-        entry.holders.append(holder)
+        self.hold_all((ref,), holder)
+
+    def hold_all(self, refs: Iterable[RecordRef], holder: Holder) -> None:
+        """One reference more to each of them."""
+        for ref in refs:
+            entry = self._entry(ref)
+            if entry.holders is None or entry.state is RecordState.FREE:
+                raise LedgerError(f"{holder} cannot hold {ref}: it is free")
+            entry.holders.append(holder)
 
     def drop(self, ref: RecordRef, holder: Holder) -> None:
         """One reference less. The last one of a LIVE record frees it; a FILLING one waits for `end_fill`."""
-        entry = self._entry(ref)
-        if entry.holders is None or holder not in entry.holders:
-            raise LedgerError(f"{holder} does not hold {ref}; {entry.holders} do")
-        entry.holders.remove(holder)
-        if not entry.holders and entry.state is RecordState.LIVE:
-            self._to_free(ref, entry)
+        self.drop_all((ref,), holder)
+
+    def drop_all(self, refs: Iterable[RecordRef], holder: Holder) -> None:
+        """One reference less to each of them."""
+        live = RecordState.LIVE
+        for ref in refs:
+            entry = self._entry(ref)
+            if entry.holders is None or holder not in entry.holders:
+                raise LedgerError(f"{holder} does not hold {ref}; {entry.holders} do")
+            entry.holders.remove(holder)
+            if not entry.holders and entry.state is live:
+                self._to_free(ref, entry)
+
+    def close_all(self, refs: Iterable[RecordRef]) -> None:
+        for ref in refs:
+            self._expect(ref, RecordState.LIVE).closed = True
 
     def close(self, ref: RecordRef) -> None:
-        self._expect(ref, RecordState.LIVE).closed = True
+        self.close_all((ref,))
 
     def reopen(self, ref: RecordRef) -> None:
         self._expect(ref, RecordState.LIVE).closed = False
@@ -138,9 +163,9 @@ class Ledger:
     # -- pulls and loads -------------------------------------------------------------------------------------------
 
     def begin_fill(self, ref: RecordRef) -> None:
-        """A pull or load into it is authorised from now on."""
+        """A pull or load into it is authorised from now on; ranks hear of it in the step that is being planned."""
         entry = self._expect(ref, RecordState.LIVE)
-        entry.state = RecordState.FILLING
+        entry.state, entry.announced = RecordState.FILLING, True
         self._filling[ref.kind] += 1
 
     def commit(self, ref: RecordRef) -> None:
@@ -251,7 +276,9 @@ class Ledger:
         return entry
 
     def _expect(self, ref: RecordRef, state: RecordState) -> _Entry:
-        entry = self._entry(ref)
+        entry = self._entries[ref.kind][ref.record]
+        if entry.generation != ref.generation:
+            entry = self._entry(ref)  # raises, and says which life is there now
         if entry.state is not state:
             raise LedgerError(f"{ref} is {entry.state.name}, not {state.name}")
         return entry

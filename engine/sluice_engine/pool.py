@@ -7,14 +7,28 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sluice_records import Layouts, PoolPlan, RecordKind, RecordLayout, Trailer, record_digest
+from sluice_records import (
+    GENERATION_OFFSET,
+    MAGIC,
+    TRAILER_BYTES,
+    Layouts,
+    PoolPlan,
+    RecordKind,
+    RecordLayout,
+    Trailer,
+    TrailerError,
+    record_digest,
+    record_digests,
+)
 
+# Records up to this size are digested together, so many at once as are LOT_BYTES in all.
+SMALL_BYTES, LOT_BYTES = 16 << 10, 256 << 10
 Pools = Mapping[RecordKind, "RecordPool"]
 
 
@@ -58,6 +72,9 @@ class RecordPool:
         self.num_records = num_records
         self.buffer = buffer
         self._records: NDArray[np.uint8] = buffer.reshape(num_records, layout.stride)[:, : layout.record_bytes]
+        self._trailers = self._records[:, layout.trailer_offset : layout.trailer_offset + TRAILER_BYTES]
+        self._magics = self._trailers[:, :4].view("<u4")[:, 0]
+        self._generations = self._trailers[:, GENERATION_OFFSET : GENERATION_OFFSET + 8].view("<u8")[:, 0]
 
     def record(self, record: int) -> NDArray[np.uint8]:
         """The record's bytes, trailer included, without the stride's slack. A view."""
@@ -66,6 +83,12 @@ class RecordPool:
         view: NDArray[np.uint8] = self._records[record]
         return view
 
+    def _check(self, records: Sequence[int]) -> None:
+        """numpy takes a negative number for one from the end."""
+        for record in records:
+            if not 0 <= record < self.num_records:
+                raise IndexError(f"{self.layout.kind.value} record {record} of {self.num_records}")
+
     def zero(self, record: int) -> None:
         """What a life begins with, so that equal content means equal bytes."""
         self.record(record)[:] = 0
@@ -73,18 +96,48 @@ class RecordPool:
     def digest(self, record: int, identity: bytes) -> int:
         return record_digest(self.record(record)[: self.layout.trailer_offset], identity)
 
+    def digests(self, records: Sequence[int], identities: Sequence[bytes]) -> list[int]:
+        """`digest` of each."""
+        size = self.layout.trailer_offset
+        if len(records) == 1 or size > SMALL_BYTES:
+            return [self.digest(record, identity) for record, identity in zip(records, identities, strict=True)]
+        self._check(records)
+        digests: list[int] = []
+        lot = max(1, LOT_BYTES // max(1, size))
+        for start in range(0, len(records), lot):
+            payloads = self._records[records[start : start + lot], :size]
+            digests += record_digests(payloads, identities[start : start + lot])
+        return digests
+
     def write_trailer(self, record: int, trailer: Trailer) -> None:
-        packed = np.frombuffer(trailer.pack(), dtype=np.uint8)
-        start = self.layout.trailer_offset
-        self.record(record)[start : start + len(packed)] = packed
+        self.write_trailers([record], [trailer])
+
+    def write_trailers(self, records: Sequence[int], trailers: Sequence[Trailer]) -> None:
+        """One each. What a layout's trailer has beyond their fields stays as it is."""
+        self._check(records)
+        packed = np.frombuffer(b"".join([trailer.pack() for trailer in trailers]), dtype=np.uint8)
+        self._trailers[records] = packed.reshape(len(records), TRAILER_BYTES)
+
+    def claim(self, records: Sequence[int], generations: Sequence[int]) -> None:
+        """Their trailers name new lives; all else in them stays. Raises TrailerError where there is none of ours."""
+        self._check(records)
+        strange = np.flatnonzero(self._magics[records] != MAGIC)
+        if strange.size:
+            raise TrailerError(f"{self.layout.kind.value} record {records[strange[0]]} has no trailer of ours")
+        self._generations[records] = generations
 
     def trailer(self, record: int) -> Trailer:
         """Raises TrailerError when the record has none of ours."""
         return Trailer.unpack(self.record(record)[self.layout.trailer_offset :].tobytes())
 
-    def has_trailer(self, record: int, trailer: Trailer) -> bool:
-        """Exactly this one; what a layout's trailer has beyond its fields does not count."""
-        return trailer.is_in(self.record(record)[self.layout.trailer_offset :].tobytes())
+    def have_trailers(self, records: Sequence[int], trailers: Sequence[Trailer]) -> list[bool]:
+        """Exactly these; what a layout's trailer has beyond its fields does not count."""
+        self._check(records)
+        found = self._trailers[records].tobytes()
+        starts = range(0, len(found), TRAILER_BYTES)
+        return [
+            trailer.is_in(found[start : start + TRAILER_BYTES]) for start, trailer in zip(starts, trailers, strict=True)
+        ]
 
     def copy_sections(self, record: int, to: RecordPool, to_record: int) -> None:
         """Copy every section that both layouts have (state <-> snapshot: window and overlaps)."""

@@ -85,13 +85,28 @@ class PrefixCache:
 
     def insert_page(self, key: ChainKey, parent: ChainKey | None, ref: RecordRef) -> bool:
         """False, and nothing done, when the content is there already or its parent is not."""
-        if key in self._pages or (parent is not None and parent not in self._pages):
-            return False
-        self._pages[key] = _Page(ref, parent, self._next_use())
-        self._list(key)
-        if parent is not None:
-            self._pages[parent].children += 1
-        return True
+        return bool(self.insert_chain([key], parent, [ref]))
+
+    def insert_chain(
+        self, keys: Sequence[ChainKey], parent: ChainKey | None, refs: Sequence[RecordRef]
+    ) -> list[RecordRef]:
+        """Pages that follow each other from `parent` on. Returns the records of those that were not there already: all,
+        a part from somewhere to the end, or none, as when `parent` is not there."""
+        pages, inserted = self._pages, []
+        above = None if parent is None else pages.get(parent)
+        if parent is not None and above is None:
+            return []
+        for key, ref in zip(keys, refs, strict=True):
+            page = pages.get(key)
+            if page is None:
+                page = pages[key] = _Page(ref, parent, self._next_use())
+                inserted.append(ref)
+                if above is not None:
+                    above.children += 1
+            parent, above = key, page
+        if inserted:
+            self._list(keys[-1])  # the others are no leaves
+        return inserted
 
     def _next_use(self) -> int:
         self._uses += 1

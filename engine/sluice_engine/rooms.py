@@ -236,11 +236,11 @@ class Rooms:
         room.port.post(LeaseEvent.FIRST_TOKEN_ENDS if ends else LeaseEvent.FIRST_TOKEN, message)
 
     def _grant(self, room: SourceRoom, grant: Grant) -> None:
-        records = []
+        records, layouts = [], self._leader.resolved.layouts
         for index, ref, valid in grant.records:
             identity, digest = self._closed[ref]
-            records.append(GrantedRecord(ref.kind.value, ref.record, ref.generation, identity, digest, valid, index))
-            room.granted_bytes += self._leader.resolved.layouts[ref.kind].record_bytes
+            records.append(GrantedRecord(str(ref.kind), ref.record, ref.generation, identity, digest, valid, index))
+            room.granted_bytes += layouts[ref.kind].record_bytes
         room.granted += len(records)
         room.port.post(LeaseEvent.GRANTED, Granted(tuple(records)))
         if grant.final:

@@ -75,8 +75,7 @@ class _Planner(StepBuilder):
             case Aborted(_, cause):
                 self._end(sequence, cause)
             case LeaseEnded():
-                for ref in sequence.leased:
-                    self.ledger.drop(ref, sequence.lease_holder)
+                self.ledger.drop_all(sequence.leased, sequence.lease_holder)
                 sequence.leased.clear()
                 self._end(sequence, EndCause.FINISHED if sequence.phase is Phase.HELD else EndCause.ABORTED)
             case PullGranted():
@@ -160,10 +159,8 @@ class _Planner(StepBuilder):
             if sequence.last_step > self.state.completed or not sequence.handles_terminal:
                 continue
             reaped = True
-            for ref in sequence_records(sequence):
-                self.ledger.drop(ref, sequence.holder)
-            for ref in sequence.leased:
-                self.ledger.drop(ref, sequence.lease_holder)
+            self.ledger.drop_all(sequence_records(sequence), sequence.holder)
+            self.ledger.drop_all(sequence.leased, sequence.lease_holder)
             if sequence.requeue and not sequence.stopped and not sequence.is_exhausted:
                 self.state.sequences[sequence.id] = Sequence(
                     sequence.spec,
@@ -197,16 +194,15 @@ class _Planner(StepBuilder):
         boundary = len(match.pages) if is_reader else match.resume[0] if match.resume else 0
         kept = match.pages[:boundary]
         borrowed = () if is_reader or match.resume is None else (match.resume[1],)
-        for ref in (*kept, *borrowed):  # held before room is made, so that they are not what is evicted
-            self.ledger.hold(ref, sequence.holder)
+        # Held before room is made, so that they are not what is evicted.
+        self.ledger.hold_all((*kept, *borrowed), sequence.holder)
         missing = limits.pages_for(len(tokens)) - boundary
         if not (self._make_room(RecordKind.PAGE, missing) and self._make_room(RecordKind.STATE, 1)):
-            for ref in (*kept, *borrowed):
-                self.ledger.drop(ref, sequence.holder)
+            self.ledger.drop_all((*kept, *borrowed), sequence.holder)
             return False
         self.cache.touch(sequence.keys[:boundary])
         announce = not is_reader
-        fresh = [self._reserve(RecordKind.PAGE, sequence.holder, announce=announce) for _ in range(missing)]
+        fresh = self._reserve_all(RecordKind.PAGE, sequence.holder, missing, announce=announce)
         sequence.state = self._reserve(RecordKind.STATE, sequence.holder, announce=announce)
         sequence.pages, sequence.borrowed = [*kept, *fresh], list(borrowed)
         sequence.num_closed = boundary
@@ -304,7 +300,6 @@ class _Planner(StepBuilder):
                 self._end(sequence, EndCause.FAILED)
                 return
             self.ledger.begin_fill(ref)
-            self.ledger.announce(ref)
             self.filling.append(ref)
             items.append(
                 PullItem(
@@ -338,7 +333,7 @@ class _Planner(StepBuilder):
         num_tokens = len(sequence.tokens)
         full = num_tokens // self.limits.page_tokens
         pulled = [*sequence.pages[sequence.num_closed :], sequence.state]
-        if any(self.ledger.state(ref) is not RecordState.FILLING for ref in pulled):
+        if not self.ledger.are(pulled, RecordState.FILLING):
             # The source completed without granting everything. What it did grant is here: no handle is alive.
             self._end_fills(sequence)
             self._end(sequence, EndCause.FAILED)
@@ -349,8 +344,8 @@ class _Planner(StepBuilder):
         for ref in (*sequence.pages[full:], sequence.state):
             self.ledger.reopen(ref)
             self.reopened.append(ref)
-        for index in range(sequence.num_closed, full):
-            self._cache_page(sequence, index)
+        if full > sequence.num_closed:
+            self._cache_pages(sequence, sequence.num_closed, full)
         sequence.num_closed, sequence.computed, sequence.handles_terminal = full, num_tokens, True
         sequence.phase, sequence.sampled = Phase.DECODING, 1
         sequence.tokens.append(token)
@@ -368,11 +363,14 @@ class _Planner(StepBuilder):
         return sequence.phase in (Phase.PREFILLING, Phase.DECODING, Phase.HELD)
 
     def finish(self) -> Plan:
-        size, decoding = self.limits.page_tokens, Phase.DECODING
+        size, decoding, held = self.limits.page_tokens, Phase.DECODING, Phase.HELD
         for sequence in self.state.sequences.values():
-            # Between two page boundaries a row that decodes has nothing for us here.
-            between = sequence.computed % size and (sequence.num_closed + 1) * size > sequence.computed
-            if sequence.phase is decoding and between and not sequence.snapshots:
+            # Nothing for us here: a row that decodes between two page boundaries, a prompt that is held after its end.
+            if sequence.phase is decoding:
+                at_rest = sequence.computed % size and (sequence.num_closed + 1) * size > sequence.computed
+            else:
+                at_rest = sequence.phase is held and sequence.last_step != self.number
+            if at_rest and not sequence.snapshots:
                 continue
             if self._has_written(sequence):
                 self._close_full_pages(sequence)

@@ -68,43 +68,49 @@ class StepBuilder:
         return all(close.ref != ref for close in self.closed)
 
     def _reserve(self, kind: RecordKind, holder: Holder, *, announce: bool = True) -> RecordRef:
-        ref = self.ledger.reserve(kind, holder)
-        if announce:
-            self.ledger.announce(ref)
-            self.reserved.append(ref)
+        (ref,) = self._reserve_all(kind, holder, 1, announce=announce)
         return ref
 
-    def _identity(self, kind: RecordKind, key: ChainKey) -> bytes:
-        return record_identity(self.state.layouts[kind], key)
+    def _reserve_all(self, kind: RecordKind, holder: Holder, count: int, *, announce: bool = True) -> list[RecordRef]:
+        refs = self.ledger.reserve_all(kind, holder, count, announce=announce)
+        if announce:
+            self.reserved += refs
+        return refs
 
     def _close(self, ref: RecordRef, key: ChainKey, valid_tokens: int) -> None:
-        self.ledger.close(ref)
-        self.closed.append(Close(ref, self._identity(ref.kind, key), valid_tokens))
+        self._close_all([ref], [key], valid_tokens)
+
+    def _close_all(self, refs: list[RecordRef], keys: list[ChainKey], valid_tokens: int) -> None:
+        """Records of one kind, each with the key of the tokens that it covers."""
+        self.ledger.close_all(refs)
+        layout = self.state.layouts[refs[0].kind]
+        self.closed += [
+            Close(ref, record_identity(layout, key), valid_tokens) for ref, key in zip(refs, keys, strict=True)
+        ]
 
     # -- closing, caching, granting ----------------------------------------------------------------------------------
 
-    def _cache_page(self, sequence: Sequence, index: int) -> bool:
-        parent = sequence.keys[index - 1] if index else None
-        ref = sequence.pages[index]
-        if not self.cache.insert_page(sequence.keys[index], parent, ref):
-            return False
-        self.ledger.hold(ref, CACHE)
-        return True
+    def _cache_pages(self, sequence: Sequence, first: int, end: int) -> None:
+        parent = sequence.keys[first - 1] if first else None
+        cached = self.cache.insert_chain(sequence.keys[first:end], parent, sequence.pages[first:end])
+        self.ledger.hold_all(cached, CACHE)
 
     def _close_full_pages(self, sequence: Sequence) -> None:
         """Pages that are written to their end and whose tokens are all known."""
-        size = self.limits.page_tokens
-        known = min(sequence.computed, len(sequence.tokens))
-        while (sequence.num_closed + 1) * size <= known:
-            index = sequence.num_closed
-            if len(sequence.keys) == index:
-                parent = sequence.keys[-1] if sequence.keys else self.state.salt
-                sequence.keys.append(extend_chain(parent, sequence.tokens[index * size : (index + 1) * size]))
-            if sequence.phase is Phase.ENDING and self.cache.has_page(sequence.keys[index]):
-                return  # it is about to be dropped: nothing to keep
-            self._close(sequence.pages[index], sequence.keys[index], size)
-            self._cache_page(sequence, index)
-            sequence.num_closed += 1
+        size, first, keys = self.limits.page_tokens, sequence.num_closed, sequence.keys
+        end = min(sequence.computed, len(sequence.tokens)) // size
+        if end <= first:
+            return
+        for index in range(len(keys), end):
+            parent = keys[-1] if keys else self.state.salt
+            keys.append(extend_chain(parent, sequence.tokens[index * size : (index + 1) * size]))
+        if sequence.phase is Phase.ENDING:  # what is there already is about to be dropped: nothing to keep
+            end = next((index for index in range(first, end) if self.cache.has_page(keys[index])), end)
+            if end == first:
+                return
+        self._close_all(sequence.pages[first:end], keys[first:end], size)
+        self._cache_pages(sequence, first, end)
+        sequence.num_closed = end
 
     def _take_snapshot(self, sequence: Sequence) -> None:
         """At a page boundary that this step reaches, if the policy wants one there."""
@@ -162,9 +168,9 @@ class StepBuilder:
                 records.append((len(sequence.pages) - 1, sequence.pages[-1], tail))
             self._close(sequence.state, key, count)
             records.append((0, sequence.state, count))
-        for _, ref, _ in records:
-            self.ledger.hold(ref, sequence.lease_holder)
-            sequence.leased.append(ref)
+        refs = [ref for _, ref, _ in records]
+        self.ledger.hold_all(refs, sequence.lease_holder)
+        sequence.leased += refs
         if records:
             self.grants.append(Grant(sequence.id, tuple(records), final))
 

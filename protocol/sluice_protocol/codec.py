@@ -387,7 +387,7 @@ def encode_names(names: tuple[s.RecordName, ...]) -> list[p.RecordName]:
 
 
 def decode_names(message: p.Fetch | p.Released) -> tuple[s.RecordName, ...]:
-    return tuple(s.RecordName(name.kind, name.record, name.generation) for name in message.records)
+    return tuple([s.RecordName(name.kind, name.record, name.generation) for name in message.records])
 
 
 def encode_reader_message(value: s.ReaderMessage) -> p.ReaderMessage:
@@ -520,16 +520,18 @@ def decode_source_message(message: p.SourceMessage) -> s.SourceMessage:
         case "granted":
             return s.Granted(
                 tuple(
-                    s.GrantedRecord(
-                        record.kind,
-                        record.record,
-                        record.generation,
-                        record.identity,
-                        record.digest,
-                        record.valid_tokens,
-                        record.index,
-                    )
-                    for record in message.granted.records
+                    [
+                        s.GrantedRecord(
+                            record.kind,
+                            record.record,
+                            record.generation,
+                            record.identity,
+                            record.digest,
+                            record.valid_tokens,
+                            record.index,
+                        )
+                        for record in message.granted.records
+                    ]
                 )
             )
         case "first_token":

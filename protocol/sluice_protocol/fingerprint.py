@@ -30,5 +30,7 @@ class Fingerprint:
 
     def differences(self, other: Fingerprint) -> tuple[str, ...]:
         """Names of the facts that differ or are missing on one side, sorted."""
+        if self.facts == other.facts:
+            return ()
         mine, theirs = self.as_dict(), other.as_dict()
         return tuple(name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name))

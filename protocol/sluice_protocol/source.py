@@ -1,8 +1,13 @@
-"""Messages between a reader and a source of records (`sluice.v1.Source`)."""
+"""Messages between a reader and a source of records (`sluice.v1.Source`).
+
+What there are dozens of in a message is a `Struct`: making and comparing it takes a fifth of a dataclass's time.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import SCHEMA_VERSION, Refused
@@ -62,8 +67,7 @@ class Pulled:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class RecordName:
+class RecordName(Struct, frozen=True):
     """One life of one record of the source."""
 
     kind: str
@@ -76,8 +80,7 @@ class Fetch:
     records: tuple[RecordName, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GrantedRecord:
+class GrantedRecord(Struct, frozen=True):
     """`identity` and `digest` as in the record's trailer; `index` is the page's place in the sequence (0: a state)."""
 
     kind: str

@@ -2,7 +2,7 @@
 
 from sluice_records.budget import BudgetError, PoolPlan, SequenceCost, plan_pools, sequence_cost
 from sluice_records.chain import ChainKey, block_keys, extend_chain, record_identity
-from sluice_records.digest import record_digest
+from sluice_records.digest import record_digest, record_digests
 from sluice_records.formats import CachePrecision, IndexFormat, KvFormat, Plane, PlaneFormat, index_planes, kv_planes
 from sluice_records.geometry import CacheGeometry, GeometryError, LayerKind
 from sluice_records.layout import (
@@ -14,9 +14,11 @@ from sluice_records.layout import (
     SectionKind,
     build_layouts,
 )
-from sluice_records.trailer import TRAILER_BYTES, Trailer, TrailerError
+from sluice_records.trailer import GENERATION_OFFSET, MAGIC, TRAILER_BYTES, Trailer, TrailerError
 
 __all__ = [
+    "GENERATION_OFFSET",
+    "MAGIC",
     "TRAILER_BYTES",
     "BudgetError",
     "CacheGeometry",
@@ -45,6 +47,7 @@ __all__ = [
     "kv_planes",
     "plan_pools",
     "record_digest",
+    "record_digests",
     "record_identity",
     "sequence_cost",
 ]

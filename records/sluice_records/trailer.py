@@ -9,6 +9,8 @@ MAGIC = 0x51C3A11E
 _FIELDS = struct.Struct("<II16s16sQQ")
 TRAILER_BYTES = 64
 assert _FIELDS.size <= TRAILER_BYTES
+# 64 bits, little-endian; the magic is the first 32.
+GENERATION_OFFSET = struct.calcsize("<II16s16s")
 
 
 class TrailerError(ValueError):
@@ -34,8 +36,7 @@ class Trailer:
 
     def is_in(self, data: bytes) -> bool:
         """Does `data` begin with exactly this trailer?"""
-        wanted = MAGIC, self.valid_tokens, bytes.fromhex(self.format_id), self.identity, self.generation, self.digest
-        return len(data) >= _FIELDS.size and _FIELDS.unpack_from(data) == wanted
+        return data[: _FIELDS.size] == self.pack()[: _FIELDS.size]
 
     @staticmethod
     def unpack(data: bytes | memoryview) -> Trailer:

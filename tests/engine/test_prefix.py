@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,6 +46,7 @@ CHAINS = st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple)
 EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("insert"), CHAINS),
+        st.tuples(st.just("insert the later half"), CHAINS),
         st.tuples(st.just("touch"), CHAINS),
         st.tuples(st.just("hold"), CHAINS),
         st.tuples(st.just("drop"), CHAINS),
@@ -59,13 +61,21 @@ EVENTS = st.lists(
 def test_the_leaf_used_least_recently_leaves_whatever_came_before(events):
     cache, rule, held = PrefixCache(), ByTheWord(), set()
     records: dict[RecordRef, tuple[int, ...]] = {}
+    fresh = (RecordRef(RecordKind.PAGE, number, 1) for number in count())
     for what, which in events:
         if what == "insert":
             for end in range(1, len(which) + 1):
-                chain, ref = which[:end], RecordRef(RecordKind.PAGE, len(records), 1)
+                chain, ref = which[:end], next(fresh)
                 if cache.insert_page(key_of(chain), key_of(chain[:-1]) if end > 1 else None, ref):
                     records[ref] = chain
                     rule.use(chain)
+        elif what == "insert the later half":
+            first = len(which) // 2
+            chains = {next(fresh): which[: end + 1] for end in range(first, len(which))}
+            parent = key_of(which[:first]) if first else None
+            for ref in cache.insert_chain(keys_of(which)[first:], parent, list(chains)):
+                records[ref] = chains[ref]
+                rule.use(chains[ref])
         elif what == "touch":
             cache.touch(keys_of(which))
             for end in range(len(which), 0, -1):

@@ -21,6 +21,7 @@ from sluice_records import (
     build_layouts,
     extend_chain,
     record_digest,
+    record_digests,
     record_identity,
 )
 
@@ -125,6 +126,14 @@ def test_a_long_record_is_the_sum_of_its_parts() -> None:
     second[:100_000] = 0
     parts = record_digest(first.tobytes(), ID) + record_digest(second.tobytes(), ID) - none
     assert parts % 2**64 == whole
+
+
+@pytest.mark.parametrize("nbytes", [0, 4, 192, 8192])
+def test_digests_of_many_are_those_of_each(nbytes: int) -> None:
+    random = np.random.default_rng(3)
+    payloads = random.integers(0, 256, (5, nbytes), dtype=np.uint8)
+    ids = [random.bytes(16) for _ in payloads]
+    assert record_digests(payloads, ids) == [record_digest(row, id) for row, id in zip(payloads, ids, strict=True)]
 
 
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=70)

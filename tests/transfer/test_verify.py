@@ -12,7 +12,7 @@ from sluice_engine.pool import RecordPool
 from sluice_engine.step import PullItem
 from sluice_engine.transfer.plan import PIECE_BYTES
 from sluice_engine.transfer.verify import ThreadVerifier, Verdict
-from sluice_records import PoolPlan, RecordKind
+from sluice_records import PoolPlan, RecordKind, Trailer
 
 LIMIT_S = 20.0
 
@@ -42,7 +42,7 @@ def pools() -> Iterator[dict[RecordKind, RecordPool]]:
 
 
 def test_a_helper_takes_what_waits_and_each_record_has_one_verdict(pools: dict[RecordKind, RecordPool]) -> None:
-    verifier = ThreadVerifier(pools)
+    verifier = ThreadVerifier(pools, lot_bytes=1)
     verifier.submit(1, [item(pools, PAGE, record, record) for record in range(4)])
     assert SlowPool.begun.wait(LIMIT_S)
     assert [verifier.help() for _ in range(4)] == [True, True, True, False]
@@ -53,7 +53,7 @@ def test_a_helper_takes_what_waits_and_each_record_has_one_verdict(pools: dict[R
 
 
 def test_damage_is_found_by_a_helper_too(pools: dict[RecordKind, RecordPool]) -> None:
-    verifier = ThreadVerifier(pools)
+    verifier = ThreadVerifier(pools, lot_bytes=1)
     items = [item(pools, PAGE, record, record) for record in range(2)]
     pools[PAGE].record(1)[0] ^= 1
     verifier.submit(1, items)
@@ -64,6 +64,19 @@ def test_damage_is_found_by_a_helper_too(pools: dict[RecordKind, RecordPool]) ->
     assert verdict.failure.reason == "DigestMismatch"
     SlowPool.go.set()
     verifier.close()
+
+
+def test_small_records_are_checked_together_and_fail_alone() -> None:
+    pools = new_pools(tiny_layouts(perturbed=True))
+    fill(pools)
+    items = [item(pools, PAGE, record, record) for record in range(4)] + [item(pools, RecordKind.STATE, 0, 0)]
+    pools[PAGE].record(1)[0] ^= 1
+    pools[PAGE].write_trailer(2, Trailer(pools[PAGE].layout.format_id, bytes(16), 3, 8, 0))
+    verifier = ThreadVerifier(pools)
+    verifier.submit(1, items)
+    verifier.close()
+    reasons = {verdict.item: verdict.failure and verdict.failure.reason for verdict in verifier.collect()}
+    assert list(map(reasons.__getitem__, items)) == [None, "DigestMismatch", "IdentityMismatch", None, None]
 
 
 def test_nobody_helps_with_records_that_take_longer_than_a_piece() -> None:

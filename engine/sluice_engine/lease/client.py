@@ -326,7 +326,7 @@ class _ReaderLease:
                 await self._call.write(encode_reader_message(fetch))
 
     async def _on(self, event: LeaseEvent, payload: Any) -> None:
-        self._hand.take(f"reader lease {self._lease_id}: {event.value}")
+        self._hand.take(f"reader lease {self._lease_id}: {event}")
         try:
             await hooks.stay("lease.event")
             await self._take(event, payload)

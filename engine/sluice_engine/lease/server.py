@@ -176,7 +176,7 @@ class _SourceLease:
     async def _drive(self) -> None:
         while not self._lease.ended:
             event, payload = await self._events.get()
-            self._hand.take(f"source lease: {event.value}")
+            self._hand.take(f"source lease: {event}")
             try:
                 await hooks.stay("lease.event")
                 await self._on(event, payload)

@@ -43,6 +43,7 @@ T = TypeVar("T")
 OnEvent = Callable[[PullEvent], None]
 _RECEIVE = 1 << 18
 _RETRY_S = 0.02
+FORGET_S = 0.05
 
 
 class TransferLink(Protocol):
@@ -97,6 +98,8 @@ class SidecarLink:
         self._reader, self._writer, self._frames = reader, writer, frames
         self._attaching: dict[str, deque[asyncio.Future[Attached]]] = {}
         self._asking: deque[asyncio.Future[Stats]] = deque()
+        self._unsent = bytearray()
+        self._flushing: asyncio.TimerHandle | None = None
         self._receiving = asyncio.create_task(self._receive(), name="sluice-sidecar-link")
 
     @staticmethod
@@ -133,7 +136,11 @@ class SidecarLink:
         self._send(Stop(lease_id))
 
     def forget(self, lease_id: str) -> None:
-        self._send(Forget(lease_id))
+        """With the next command, or alone after FORGET_S: nobody waits for it, and a wake-up costs more than it."""
+        self._check_open()
+        self._unsent += encode_frame(Forget(lease_id))
+        if self._flushing is None:
+            self._flushing = asyncio.get_running_loop().call_later(FORGET_S, self._flush)
 
     def feed(self, lease_id: str, data: RecordBytes) -> None:
         raise TransferUnavailable(f"records do not come by the lease's stream here (lease {lease_id!r})")
@@ -159,9 +166,20 @@ class SidecarLink:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _send(self, command: Command) -> None:
+        self._check_open()
+        self._unsent += encode_frame(command)
+        self._flush()
+
+    def _check_open(self) -> None:
         if self.closed.done():
             raise LinkClosed(self.closed.result())
-        self._writer.write(encode_frame(command))
+
+    def _flush(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        self._writer.write(bytes(self._unsent))
+        self._unsent.clear()
 
     async def _receive(self) -> None:
         reason = "the sidecar closed the socket"
@@ -191,6 +209,8 @@ class SidecarLink:
 
     def _end(self, reason: str) -> None:
         self.closed.set_result(reason)
+        if self._flushing is not None:
+            self._flushing.cancel()
         error = LinkClosed(reason)
         waiting: list[asyncio.Future[Any]] = [*chain(*self._attaching.values()), *self._asking]
         for future in waiting:

@@ -90,8 +90,8 @@ class Poller:
             self._died(error)
 
     def _help(self) -> bool:
-        """Check what waits for it, for HELP_S and one record at most, until somebody commands. False: there was none.
-        A turn costs more than the check of a small record."""
+        """Check what waits for it, for HELP_S and one lot of records at most, until somebody commands. False: there was
+        none. A turn costs more than the check of small records."""
         until, helped = time.monotonic() + HELP_S, False
         while self._inbox.empty() and time.monotonic() < until and self._puller.help_verify():
             helped = True

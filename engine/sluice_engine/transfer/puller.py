@@ -147,9 +147,9 @@ class Puller:
         return self._settings.zombie_poll_s if self._ghosts else IDLE_S
 
     def help_verify(self) -> bool:
-        """Check one record here, for at most as long as a piece is digested, if there is nothing to move meanwhile.
+        """Check some records here, for at most as long as a piece is digested, if there is nothing to move meanwhile.
 
-        For a caller whose thread has nothing else to do. Its verdict comes with the next tick."""
+        For a caller whose thread has nothing else to do. Their verdicts come with the next tick."""
         moving = any(pull.flight is not None for pull in self._pulls.values()) or self._next_to_post() is not None
         return not moving and self._verifier.help()
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from sluice_engine import hooks
 from sluice_engine.health.layout import Phase
 from sluice_engine.health.recorder import Row, unrecorded
-from sluice_engine.pool import Pools, RecordPool
+from sluice_engine.pool import LOT_BYTES, Pools, RecordPool
 from sluice_engine.step import PullItem
 from sluice_engine.transfer.contract import Failure
 from sluice_engine.transfer.plan import PIECE_BYTES
@@ -43,9 +43,13 @@ class Verdict:
     digested: bool
 
 
-def check_trailer(pool: RecordPool, item: PullItem) -> Failure | None:
-    granted = Trailer(pool.layout.format_id, item.identity, item.source_generation, item.valid_tokens, item.digest)
-    return None if pool.has_trailer(item.destination, granted) else _explain(pool, item, granted)
+def check_trailers(pool: RecordPool, items: Sequence[PullItem]) -> list[Failure | None]:
+    format_id = pool.layout.format_id
+    granted = [
+        Trailer(format_id, item.identity, item.source_generation, item.valid_tokens, item.digest) for item in items
+    ]
+    fine = pool.have_trailers([item.destination for item in items], granted)
+    return [None if ok else _explain(pool, item, told) for ok, item, told in zip(fine, items, granted, strict=True)]
 
 
 def _explain(pool: RecordPool, item: PullItem, granted: Trailer) -> Failure:
@@ -65,11 +69,16 @@ def _explain(pool: RecordPool, item: PullItem, granted: Trailer) -> Failure:
     return _mismatch(reason, item, f"trailer says {told}, granted was {wanted}")
 
 
-def check_digest(pool: RecordPool, item: PullItem) -> Failure | None:
-    found = pool.digest(item.destination, item.identity)
-    if found == item.digest:
-        return None
-    return _mismatch("DigestMismatch", item, f"bytes digest to {found:#018x}, granted was {item.digest:#018x}")
+def check_digests(pool: RecordPool, items: Sequence[PullItem]) -> list[Failure | None]:
+    found = pool.digests([item.destination for item in items], [item.identity for item in items])
+    return [
+        None if digest == item.digest else _mismatch("DigestMismatch", item, _differ(digest, item.digest))
+        for digest, item in zip(found, items, strict=True)
+    ]
+
+
+def _differ(found: int, granted: int) -> str:
+    return f"bytes digest to {found:#018x}, granted was {granted:#018x}"
 
 
 def _mismatch(reason: str, item: PullItem, detail: str) -> Failure:
@@ -84,8 +93,8 @@ class Verifier(Protocol):
         ...
 
     def help(self) -> bool:
-        """Check one record that waits, in the caller's thread, for at most as long as a piece is digested. False:
-        there was none. Its verdict comes with `collect`."""
+        """Check some records that wait, in the caller's thread, for at most as long as a piece is digested. False:
+        there was none. Their verdicts come with `collect`."""
         ...
 
     def close(self) -> None: ...
@@ -109,14 +118,30 @@ class _Checker:
         """In one thread only: it counts pages."""
         return [_Check(serial, item, self._is_due(item)) for item in items]
 
-    def check(self, asked: _Check) -> Verdict:
-        """In any thread."""
-        item = asked.item
-        pool = self._pools[item.kind]
-        failure = check_trailer(pool, item)
-        if failure is None and asked.due:
-            failure = check_digest(pool, item)
-        return Verdict(asked.serial, item, failure, asked.due)
+    def check(self, lot: Sequence[_Check]) -> list[Verdict]:
+        """One of each, in no order. In any thread."""
+        verdicts: list[Verdict] = []
+        for kind in {asked.item.kind for asked in lot}:
+            pool, of_kind = self._pools[kind], [asked for asked in lot if asked.item.kind is kind]
+            trailers = check_trailers(pool, [asked.item for asked in of_kind])
+            fine = [asked for asked, failure in zip(of_kind, trailers, strict=True) if failure is None and asked.due]
+            digests = iter(check_digests(pool, [asked.item for asked in fine]) if fine else ())
+            for asked, failure in zip(of_kind, trailers, strict=True):
+                told = next(digests) if failure is None and asked.due else failure
+                verdicts.append(Verdict(asked.serial, asked.item, told, asked.due))
+        return verdicts
+
+    def take(self, waiting: deque[_Check], lot_bytes: int) -> list[_Check]:
+        """From its front, until they are `lot_bytes` or more in all. Several threads may take from one deque."""
+        lot: list[_Check] = []
+        while lot_bytes > 0:
+            try:
+                asked = waiting.popleft()
+            except IndexError:
+                break
+            lot.append(asked)
+            lot_bytes -= self._pools[asked.item.kind].layout.record_bytes
+        return lot
 
     def _is_due(self, item: PullItem) -> bool:
         if item.kind is not RecordKind.PAGE or self._policy.level is VerifyLevel.FULL:
@@ -137,7 +162,7 @@ class SliceVerifier:
 
     def collect(self) -> list[Verdict]:
         count = min(self._slice, len(self._waiting))
-        return [self._checker.check(self._waiting.popleft()) for _ in range(count)]
+        return self._checker.check([self._waiting.popleft() for _ in range(count)])
 
     def help(self) -> bool:
         return False
@@ -149,8 +174,15 @@ class SliceVerifier:
 class ThreadVerifier:
     """In a thread of its own: numpy sums without the interpreter's lock, so copying goes on meanwhile."""
 
-    def __init__(self, pools: Pools, policy: VerifyPolicy = VerifyPolicy(), row: Row | None = None) -> None:
-        self._checker = _Checker(pools, policy)
+    def __init__(
+        self,
+        pools: Pools,
+        policy: VerifyPolicy = VerifyPolicy(),
+        row: Row | None = None,
+        lot_bytes: int = LOT_BYTES,
+    ) -> None:
+        """`lot_bytes`: small records are checked together, until they are so many."""
+        self._checker, self._lot_bytes = _Checker(pools, policy), lot_bytes
         self._row = row or unrecorded("sidecar.verifier")
         # Deques need no lock. One wake for all that is submitted at once, for a wake costs more than a trailer's check.
         self._asked: deque[_Check] = deque()
@@ -174,7 +206,7 @@ class ThreadVerifier:
         return verdicts
 
     def help(self) -> bool:
-        return self._can_help and self._check_one()
+        return self._can_help and self._check_lot() > 0
 
     def close(self) -> None:
         self._wake.put(False)
@@ -188,8 +220,8 @@ class ThreadVerifier:
                 row.enter(Phase.VERIFYING)
                 row.pending(1)
                 hooks.reach("sidecar.verify")
-                while self._check_one():
-                    checked += 1
+                while done := self._check_lot():
+                    checked += done
                     row.progress(checked)
                 row.pending(0)
                 row.enter(Phase.IDLE)
@@ -197,10 +229,8 @@ class ThreadVerifier:
             row.end(failed=True)
             self._told.append(error)
 
-    def _check_one(self) -> bool:
-        try:
-            asked = self._asked.popleft()
-        except IndexError:
-            return False
-        self._told.append(self._checker.check(asked))
-        return True
+    def _check_lot(self) -> int:
+        """How many were in it."""
+        lot = self._checker.take(self._asked, self._lot_bytes)
+        self._told += self._checker.check(lot)
+        return len(lot)

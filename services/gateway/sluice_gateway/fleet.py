@@ -64,16 +64,20 @@ class Engine:
     @property
     def unusable(self) -> str:
         """Why no new work may go there; empty when it may."""
-        checks = (
-            (bool(self.trouble), self.trouble),
-            (self.hello is None, "NotConnected"),
-            (self.hello is not None and self.hello.role is not self.role, "WrongRole"),
-            (self.load is None, "NoLoad"),
-            (self.load is not None and self.load.draining, "Draining"),
-            (self.load is not None and self.load.quarantined, "Quarantined"),
-            (self.load is not None and self.load.not_ready, "NotReady"),
-        )
-        return next((reason for failed, reason in checks if failed), "")
+        hello, load = self.hello, self.load
+        if self.trouble:
+            return self.trouble
+        if hello is None:
+            return "NotConnected"
+        if hello.role is not self.role:
+            return "WrongRole"
+        if load is None:
+            return "NoLoad"
+        if load.draining:
+            return "Draining"
+        if load.quarantined:
+            return "Quarantined"
+        return "NotReady" if load.not_ready else ""
 
     @property
     def room(self) -> int:
@@ -119,11 +123,14 @@ class Pair:
         return "" if hello is None else hello.source_address
 
 
+_ROLES = (Role.PREFILL, Role.DECODE, Role.UNIFIED)
+
+
 def usable_groups(engines: Sequence[Engine]) -> list[tuple[tuple[Engine, ...], tuple[Engine, ...], tuple[Engine, ...]]]:
     """Usable engines by fingerprint, as (prefill, decode, unified); groups that cannot serve are left out."""
     by_facts: dict[Any, dict[Role, list[Engine]]] = {}
     for engine in engines:
         if engine.hello is not None and not engine.unusable:
             by_facts.setdefault(engine.hello.fingerprint, {}).setdefault(engine.hello.role, []).append(engine)
-    groups = [tuple(tuple(roles.get(role, ())) for role in Role) for roles in by_facts.values()]
+    groups = [[tuple(roles.get(role, ())) for role in _ROLES] for roles in by_facts.values()]
     return [(p, d, u) for p, d, u in groups if u or (p and d)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any, TypeVar
 
@@ -47,6 +47,17 @@ UNKNOWN_CONTEXT = 1 << 20
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    hellos: list[EngineHello]
+    limits: Limits
+    fingerprint: str
+
+
+def _fingerprint_of(hellos: list[EngineHello]) -> str:
+    return f"fp_{hellos[0].fingerprint.digest.hex()[:12]}" if hellos else "fp_none"
+
+
 class Gateway:
     """Everything with a life of its own hangs here: links, dispatcher, counters."""
 
@@ -80,6 +91,7 @@ class Gateway:
         self._kept: list[asyncio.Task[None]] = []
         self._turn: asyncio.TimerHandle | None = None
         self._met = asyncio.Event()
+        self._last_known: _Known | None = None
         self._running: set[asyncio.Task[Any]] = set()
 
     def _changed(self) -> None:
@@ -147,7 +159,16 @@ class Gateway:
 
     def limits(self) -> Limits:
         """From the engines that are known, also while they are away; before any is, from the tokenizer."""
+        return self._known().limits
+
+    def _known(self) -> _Known:
+        """What follows from the engines' hellos, which are the same for many requests."""
         hellos = self._hellos()
+        if self._last_known is None or self._last_known.hellos != hellos:
+            self._last_known = _Known(hellos, self._limits_of(hellos), _fingerprint_of(hellos))
+        return self._last_known
+
+    def _limits_of(self, hellos: list[EngineHello]) -> Limits:
         serving = [hello for hello in hellos if hello.role is not Role.PREFILL]
         return Limits(
             vocab_size=min((hello.vocab_size for hello in serving), default=self.tokenizer.vocab_size),
@@ -245,9 +266,10 @@ class Gateway:
         try:
             return list(await asyncio.gather(*tasks))
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            if not all(task.done() for task in tasks):
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
             self._running.difference_update(tasks)
             for ticket in tickets:
                 self.dispatcher.drop(ticket)
@@ -289,8 +311,7 @@ class Gateway:
 
     def system_fingerprint(self) -> str:
         """Of the engines that are known; tells answers of two models apart."""
-        first = next(iter(self._hellos()), None)
-        return "fp_none" if first is None else f"fp_{first.fingerprint.digest.hex()[:12]}"
+        return self._known().fingerprint
 
     def not_ready(self) -> str:
         """Why no request can be served; empty when one can."""
