@@ -36,8 +36,8 @@ def _wait(check: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
 
 
 class Up:
-    """One `sluice up`. `home` is all it may leave things in; `lines` is what it has printed, both streams together, into
-    a pipe or to a `terminal`."""
+    """One `sluice up`. `home`: all that it may leave things in. `lines`: what it has printed on a pipe or a `terminal`,
+    both streams together."""
 
     def __init__(self, *argv: str, env: dict[str, str] | None = None, terminal: bool = False) -> None:
         self.home = tempfile.TemporaryDirectory(prefix="up-")
