@@ -14,11 +14,14 @@ from pathlib import Path
 from sluice_operator.connection import Connection, ConnectionInvalid, from_kubeconfig, from_pod
 from sluice_operator.fleet import Fleet
 from sluice_operator.fleet_client import LiveFleet
-from sluice_operator.handlers import WatchSilent
+from sluice_operator.handlers import WatchSilent, end
 from sluice_operator.lease import Timing
 from sluice_operator.render.policies import HTTPS
 from sluice_operator.render.revision import StandardRenderer
 from sluice_operator.run import Operator, Options
+
+FAILED, SILENT = 1, 5
+log = logging.getLogger(__name__)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -64,19 +67,27 @@ def main(argv: list[str] | None = None, fleet: Fleet | None = None) -> int:
         print(f"sluice-operator: {error}", file=sys.stderr)
         return 2
     renderer = StandardRenderer(args.control_image, tuple(args.api_server_port) or HTTPS)
-    try:
-        asyncio.run(_run(connection, options, renderer, fleet or LiveFleet()))
-    except WatchSilent as error:
-        print(f"sluice-operator: {error}", file=sys.stderr)
-        return 5
-    return 0
+    return asyncio.run(_run(connection, options, renderer, fleet or LiveFleet()))
 
 
-async def _run(connection: Connection, options: Options, renderer: StandardRenderer, fleet: Fleet) -> None:
+async def _run(connection: Connection, options: Options, renderer: StandardRenderer, fleet: Fleet) -> int:
+    """The exit status. Ends the process itself where a library's task does not let the loop end."""
+    status = 0
     try:
         await Operator(connection, options, renderer, fleet).run()
+    except WatchSilent as error:
+        log.error("%s", error)
+        status = SILENT
+    except Exception:
+        log.exception("the operator fails")
+        status = FAILED
     finally:
         await fleet.close()
+    if hung := await end(asyncio.all_tasks() - {asyncio.current_task()}):
+        log.warning("left behind: %s", ", ".join(sorted(task.get_name() for task in hung)))
+        logging.shutdown()
+        os._exit(status)
+    return status
 
 
 def _connection(kubeconfig: Path | None) -> Connection:

@@ -22,6 +22,7 @@ from sluice_operator.cluster import (
     MERGE,
     STRATEGIC,
     Cluster,
+    ClusterError,
     Conflict,
     Invalid,
     NotFound,
@@ -42,13 +43,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`stale`: something was not as it had been seen, so plan has to look again. `idle`: nothing changed."""
+    """`stale`: what says that something was not as it had been seen, so that plan has to look again. `idle`: nothing
+    changed."""
 
-    stale: bool = False
+    stale: ClusterError | None = None
     idle: bool = False
 
 
-DONE, STALE, IDLE = Outcome(), Outcome(stale=True), Outcome(idle=True)
+DONE, IDLE = Outcome(), Outcome(idle=True)
+STALE = Outcome(stale=ClusterError("it is not as it was seen"))
 
 
 class Applier:
@@ -68,7 +71,7 @@ class Applier:
             return await self._obey(action)
         except (Conflict, NotFound) as error:
             log.info("%s/%s: %s: %s", self.namespace, self.name, action, error)
-            return STALE
+            return Outcome(stale=error)
 
     async def _obey(self, action: Action) -> Outcome:
         match action:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ Object = dict[str, Any]
 # What one operator may have in flight; the API server queues the rest of everybody's anyway.
 MAX_IN_FLIGHT = 32
 PAGE_ITEMS = 500
+_ESCAPED_BY_GO = {ord(char): f"\\u{ord(char):04x}" for char in "&<>\u2028\u2029"}
 # The API server quotes whole objects.
 MAX_SAID = 400
 MERGE, STRATEGIC, JSON_PATCH, APPLY = (
@@ -73,6 +74,12 @@ class Kind:
 
     api_version: str
     plural: str
+
+    @property
+    def resource(self) -> Mapping[str, str]:
+        """As reviews of access name it."""
+        group, _, version = self.api_version.rpartition("/")
+        return {"group": group, "version": version, "resource": self.plural}
 
     def path(self, namespace: str, name: str = "") -> str:
         root = "/api" if "/" not in self.api_version else "/apis"
@@ -153,16 +160,19 @@ class Cluster:
             return None
 
     async def items(self, kind: str, namespace: str, **query: str) -> list[Object]:
-        """All objects of `kind`, live, in pages."""
-        found: list[Object] = []
+        """All objects of `kind`, live."""
+        return [item async for page in self.pages(kind, namespace, PAGE_ITEMS, **query) for item in page]
+
+    async def pages(self, kind: str, namespace: str, limit: int, **query: str) -> AsyncIterator[list[Object]]:
+        """The same, `limit` at a time: who keeps little of each never has them all."""
         token = ""
         while True:
-            paging = {"limit": str(PAGE_ITEMS)} | ({"continue": token} if token else {})
+            paging = {"limit": str(limit)} | ({"continue": token} if token else {})
             told = await self.get(KINDS[kind].path(namespace), **query, **paging)
-            found += told["items"]
+            yield told["items"]
             token = told["metadata"].get("continue", "")
             if not token:
-                return found
+                return
 
     async def create(self, item: Mapping[str, Any], **query: str) -> Object:
         """Raises Conflict if the name is taken: nothing is touched then."""
@@ -175,7 +185,13 @@ class Cluster:
         return await self.call("PUT", path, item, query={"fieldManager": FIELD_MANAGER})
 
     async def patch(self, path: str, content: str, body: Any, **query: str) -> Object:
-        return await self.call("PATCH", path, body, content, {"fieldManager": FIELD_MANAGER} | query)
+        """A JSON patch begins with tests of what was seen. Raises Conflict where they fail; the API server says 422."""
+        try:
+            return await self.call("PATCH", path, body, content, {"fieldManager": FIELD_MANAGER} | query)
+        except Invalid as error:
+            if content != JSON_PATCH:
+                raise
+            raise Conflict(error.code, error.reason, error.message) from error
 
     async def delete(self, path: str, uid: str, resource_version: str = "") -> None:
         """In the background. Raises Conflict if it is another one than was seen."""
@@ -217,9 +233,10 @@ class Cluster:
 
 
 def encode(body: Any) -> bytes:
-    """JSON exactly as Go writes it again: the API server compares a ControllerRevision's data byte by byte."""
-    text = json.dumps(body, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e").encode()
+    """JSON exactly as Go writes it again: the API server compares a ControllerRevision's data byte by byte, and whoever
+    patches it strategically, as its garbage collector does, has all of it written anew."""
+    text = json.dumps(body, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+    return text.translate(_ESCAPED_BY_GO).encode()
 
 
 def _read(code: int, body: bytes) -> Object:

@@ -20,6 +20,8 @@ from sluice_operator.rollout import RolloutView
 
 CHAIN = ("Accepted", "Placed", "PrefillReady", "DecodeReady", "GatewayReady", "Routable")
 RECENT_S = 600.0
+# From an engine's readiness to its first requests: gateways look every second, and connect again after a few.
+ROUTE_S = 60.0
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 
 
@@ -222,12 +224,24 @@ def _progressing(found: Findings) -> Finding:
         return told(FALSE, Reason.ROLLED_BACK, f"Revision {found.held.hash}: {_why_held(found)}.")
     if rollout.is_complete(found.view):
         return told(TRUE, Reason.COMPLETE if _are_gateways_complete(found) else Reason.ROLLING_OUT)
+    if why := _unrouted(found):
+        return told(FALSE, Reason.NOT_ROUTED, why)
     if rollout.is_rolling(found.view):
         waiting = [p for role in ENGINE_ROLES for p in found.observed.members(role, found.target) if p.unschedulable]
         if waiting and not waiting[0].node:
             return told(FALSE, Reason.SURGE_UNSCHEDULABLE, f"Pod {waiting[0].name}: {waiting[0].unschedulable}.")
         return told(TRUE, Reason.ROLLING_OUT)
     return told(TRUE, Reason.SCALING)
+
+
+def _unrouted(found: Findings) -> str:
+    """An engine that has been ready for long enough, and that a gateway does not route to; empty if there is none."""
+    for role in ENGINE_ROLES:
+        for pod in found.observed.members(role):
+            is_due = pod.ready and not pod.is_leaving and found.now - pod.ready_changed_at >= ROUTE_S
+            if is_due and (why := found.observed.why_unrouted(pod)):
+                return f"Pod {pod.name}: {why}."
+    return ""
 
 
 def _are_gateways_complete(found: Findings) -> bool:
@@ -252,7 +266,8 @@ def _degraded(found: Findings) -> Finding:
     if view is not None and all(view.wanted[role] for role in ENGINE_ROLES):
         has, least = rollout.capacity(view.groups, view.wanted), rollout.allowed(view.wanted, view.max_unavailable)
         if has < least and _is_broken(found):
-            return told(TRUE, Reason.BELOW_CAPACITY, f"{float(has):.0%} of {float(least):.0%}.")
+            detail = f"{float(has):.0%} of {float(least):.0%}. {_unrouted(found)}".rstrip()
+            return told(TRUE, Reason.BELOW_CAPACITY, detail)
     recent = [t for text in found.incident_times if (t := seconds(text)) is not None and found.now - t < RECENT_S]
     if recent:
         return told(TRUE, Reason.RECENT_INCIDENTS, f"{len(recent)} of them.")
@@ -264,7 +279,7 @@ def _degraded(found: Findings) -> Finding:
 
 def _is_broken(found: Findings) -> bool:
     """Some engine that should serve does not, and not because it has only been asked for."""
-    if any(_refused(found, role) for role in ENGINE_ROLES):
+    if any(_refused(found, role) for role in ENGINE_ROLES) or _unrouted(found):
         return True
     engines = [
         pod for role in ENGINE_ROLES for pod in found.observed.members(role) if not pod.ready and not pod.is_leaving

@@ -9,14 +9,17 @@ All times come from the pods' own conditions, so an operator that has forgotten 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from sluice_operator.actions import Action, Delete, Drain, Scale, SetServing
 from sluice_operator.observed import Pod, Workload
 
 
-def shrink(workload: Workload, members: Sequence[Pod], now: float, timeout_s: float) -> tuple[Action, ...]:
-    """The next actions that bring `workload` one pod down. `members`: its pods that its ReplicaSet counts."""
+def shrink(
+    workload: Workload, members: Sequence[Pod], now: float, timeout_s: float, useful: Container[str]
+) -> tuple[Action, ...]:
+    """The next actions that bring `workload` one pod down. `members`: its pods that its ReplicaSet counts; `useful`:
+    names of those that take requests."""
     if len(members) > workload.replicas:
         return ()  # the last shrink is still being carried out
     if len(members) < workload.replicas:
@@ -24,7 +27,7 @@ def shrink(workload: Workload, members: Sequence[Pod], now: float, timeout_s: fl
     down = [pod for pod in members if not pod.ready]
     if down and all(may_die(pod, now, timeout_s) for pod in down):
         return (_scale(workload),)
-    return begin(choose_victim(members, now, timeout_s))
+    return begin(choose_victim(members, now, timeout_s, useful))
 
 
 def begin(victim: Pod) -> tuple[Action, ...]:
@@ -38,15 +41,16 @@ def begin(victim: Pod) -> tuple[Action, ...]:
     return () if victim.serving is False and victim.load is None else tuple(told)
 
 
-def choose_victim(members: Sequence[Pod], now: float, timeout_s: float) -> Pod:
+def choose_victim(members: Sequence[Pod], now: float, timeout_s: float, useful: Container[str]) -> Pod:
     """One that has been not ready for so long that it bars the others; then one whose drain has begun; then a not-ready
-    one; then the one with the least work left, the newest first."""
+    one; then one that takes no requests, for it may be that one that the rollout counts on; then the one with the
+    least work left, the newest first."""
 
     def rank(pod: Pod) -> int:
         if pod.is_leaving:
             return 1
         if pod.ready:
-            return 3
+            return 4 if pod.name in useful else 3
         return 0 if now - pod.ready_changed_at >= timeout_s else 2
 
     def work(pod: Pod) -> int:

@@ -92,6 +92,11 @@ def read_report(
         engines=tuple(_read_engines(told, pods, loads)),
         prefill_queued=queue.for_prefill,
         prefill_queue_age_ms=float(queue.oldest_for_prefill_ms),
+        troubles={
+            pods[host]: f"says {engine.trouble}"
+            for engine in told.engines
+            if engine.trouble and (host := split(engine.address)[0]) in pods
+        },
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import kopf
@@ -22,15 +23,34 @@ WATCHED = ("Deployment", "Pod", "Service", "NetworkPolicy", "PodDisruptionBudget
 SILENT_S = 120.0
 
 
+# A task of ours ends within one turn of the loop; a library's may say goodbye to somebody.
+END_S = 2.0
+
+
+async def end(tasks: Iterable[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
+    """Cancel them, and wait for END_S; those that have not ended then."""
+    tasks = set(tasks)
+    for task in tasks:
+        task.cancel()
+    return (await asyncio.wait(tasks, timeout=END_S))[1] if tasks else set()
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(sig, stop.set)
+
+
 class WatchSilent(Exception):
     """Changes that a listing shows do not come through a watch, or will not: only a new process helps."""
 
 
 class Shell:
-    """Watches, and remembers which version of each ModelDeployment it was told of last."""
+    """Watches, and remembers which version of each ModelDeployment it was told of last. `can_watch`: a namespace."""
 
-    def __init__(self, connection: Connection, work: Work, call_s: float) -> None:
-        self.connection, self.work, self.call_s = connection, work, call_s
+    def __init__(
+        self, connection: Connection, work: Work, call_s: float, can_watch: Callable[[str], Awaitable[bool]]
+    ) -> None:
+        self.connection, self.work, self.call_s, self.can_watch = connection, work, call_s, can_watch
         self.watched: tuple[str, ...] = ()
         self._told: dict[Key, int] = {}
         self._listed: dict[Key, int] = {}
@@ -45,15 +65,22 @@ class Shell:
 
     async def run(self, stop: asyncio.Event, namespaces: tuple[str, ...]) -> None:
         """Until `stop`, SIGTERM or SIGINT. `namespaces`: those that can be read now, for one that cannot ends all
-        watches. Raises WatchSilent when they end."""
+        watches. Raises WatchSilent as soon as any of them ends.
+
+        Kopf's own end of it is not waited for: it waits for all its tasks, and a watch may swallow that it was
+        cancelled. What is left ends with the process."""
         self.watched = namespaces
         where = {"clusterwide": True} if namespaces == ("",) else {"namespaces": namespaces}
+        tasks = await kopf.spawn_tasks(
+            registry=self.registry, settings=self.settings, standalone=True, stop_flag=stop, **where
+        )
+        stop_on_signals(stop)  # kopf has taken them over, and its answer to one may never come to an end
         try:
-            await kopf.operator(
-                registry=self.registry, settings=self.settings, standalone=True, stop_flag=stop, **where
-            )
-        except Exception as error:
-            raise WatchSilent(f"the watches have ended: {error!r}") from error
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await end(tasks)
+        if not stop.is_set():
+            raise WatchSilent(f"the watches have ended: {', '.join(sorted(map(_why, done)))}")
 
     def _settings(self) -> kopf.OperatorSettings:
         settings = kopf.OperatorSettings()
@@ -83,11 +110,15 @@ class Shell:
             token=told.bearer() or None,
         )
 
-    def compare(self, listed: Mapping[Key, int], readable: Collection[str]) -> None:
+    async def compare(self, listed: Mapping[Key, int], readable: Collection[str]) -> None:
         """`listed`: versions, live, of the namespaces `readable`. Raises WatchSilent when one that was listed SILENT_S
-        ago was never told of, or when a namespace can be read that is not watched."""
-        if self.watched and (back := sorted(set(readable) - set(self.watched))):
-            raise WatchSilent(f"namespace {back[0]} can be read, which it could not be when the watches began")
+        ago was never told of, or when a namespace can be watched that is not."""
+        for namespace in sorted(set(readable) - set(self.watched)) if self.watched else ():
+            if await self.can_watch(namespace):
+                raise WatchSilent(f"namespace {namespace} can be watched, which it could not be when the watches began")
+        listed = {
+            key: version for key, version in listed.items() if self.watched in ((), ("",)) or key[0] in self.watched
+        }
         if time.monotonic() - self._listed_at < SILENT_S:
             return
         missed = sorted(k for k, version in self._listed.items() if k in listed and self._told.get(k, 0) < version)
@@ -105,3 +136,9 @@ class Shell:
         name = meta.get("labels", {}).get(names.LABEL_DEPLOYMENT)
         if name:
             self.work.add((meta["namespace"], name))
+
+
+def _why(task: asyncio.Task[Any]) -> str:
+    """Of one that has ended."""
+    error = None if task.cancelled() else task.exception()
+    return f"{task.get_name()}: {error!r}" if error is not None else task.get_name()

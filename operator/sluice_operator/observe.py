@@ -14,7 +14,7 @@ from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.api.value import Invalid as InvalidValue
 from sluice_operator.api.value import from_json
-from sluice_operator.cluster import KINDS, Cluster, Conflict, Failed, Forbidden, Invalid, NotFound
+from sluice_operator.cluster import KINDS, Cluster, ClusterError, Conflict, Failed, Forbidden, Invalid, NotFound
 from sluice_operator.fleet import Contact, Fleet, Heard
 from sluice_operator.keyring import Keyring, read_key
 from sluice_operator.names import ENGINE_ROLES, PodRole
@@ -27,6 +27,8 @@ from sluice_operator.render.revision import Renderer, gateway_hash, revision_has
 Object = Mapping[str, Any]
 log = logging.getLogger(__name__)
 NODES_AGE_S = 15.0
+# One may have 50 KB of labels and names of images.
+NODES_A_PAGE = 100
 _LISTED = (
     "Deployment",
     "ReplicaSet",
@@ -49,7 +51,8 @@ class Known:
     `taken`: (kind, name) of what turned out to exist without our label. `secrets`: seen to be ours.
     `absent`: see Observed. `checked`: what a dry run has accepted. `contact`: how its pods are
     reached. `key`: the last good one that was read; a Secret that is lost or damaged gets it again, for pods keep the
-    one that they began with. `refused`: see Observed."""
+    one that they began with. `refused`: see Observed. `turned_away`: what the API server did not take the last time,
+    and in how many looks after each other."""
 
     uid: str
     memory: Memory
@@ -61,6 +64,7 @@ class Known:
     contact: Contact = field(default_factory=lambda: Contact("", ""))
     key: str = field(default="", repr=False)
     refused: str = ""
+    turned_away: tuple[str, int] = ("", 0)
 
 
 class Observer:
@@ -70,6 +74,8 @@ class Observer:
         self.cluster, self.fleet, self.renderer, self.may_see_nodes = cluster, fleet, renderer, may_see_nodes
         self._nodes: tuple[Node, ...] | None = None
         self._nodes_at = float("-inf")
+        self._no_nodes = ""  # why they could not be listed the last time
+        self._one_listing = asyncio.Lock()
 
     async def observe(self, item: Object, spec: ModelDeploymentSpec | None, known: Known) -> Observed:
         """`item`: the ModelDeployment, live. `spec` None: it could not be read. Raises ClusterError."""
@@ -110,16 +116,20 @@ class Observer:
 
     async def nodes(self) -> tuple[Node, ...] | None:
         """At most NODES_AGE_S old: they are many, and of all deployments alike. None where they may not be seen: all
-        else goes on without."""
-        if self.may_see_nodes and time.monotonic() - self._nodes_at >= NODES_AGE_S:
-            try:
-                self._nodes = tuple(read_node(node) for node in await self.cluster.items("Node", ""))
-            except Forbidden as error:
-                if self._nodes_at == float("-inf") or self._nodes is not None:
-                    log.warning("nodes are asked for (--nodes), and may not be listed: %s", error)
-                self._nodes = None
-            self._nodes_at = time.monotonic()
-        return self._nodes
+        else goes on without. Where they cannot be listed now, those that were listed last."""
+        async with self._one_listing:
+            if self.may_see_nodes and time.monotonic() - self._nodes_at >= NODES_AGE_S:
+                try:
+                    pages = self.cluster.pages("Node", "", NODES_A_PAGE)
+                    self._nodes, why = tuple([read_node(node) async for page in pages for node in page]), ""
+                except Forbidden as error:
+                    self._nodes, why = None, f"may not be listed: {error}"
+                except ClusterError as error:
+                    why = f"cannot be listed: {error}"
+                if why and not self._no_nodes:
+                    log.warning("nodes are asked for (--nodes), and %s", why)
+                self._no_nodes, self._nodes_at = why, time.monotonic()
+            return self._nodes
 
     async def _key(self, item: Object) -> str:
         """What the pods of this ModelDeployment want to see; empty while there is none, or none of ours."""

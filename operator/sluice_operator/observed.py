@@ -151,10 +151,11 @@ class EngineReport:
     routed: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GatewayReport:
     """Fleet/Report of one ready gateway. `prefill_queued`: requests for which decode has room and prefill has not;
-    `queued`: all others that have no place to go to. Ages are of the oldest one; 0: none waits."""
+    `queued`: all others that have no place to go to. Ages are of the oldest one; 0: none waits. `troubles`: why it does
+    not route to an engine that it knows, by pod."""
 
     pod: str
     at: float
@@ -163,6 +164,11 @@ class GatewayReport:
     engines: tuple[EngineReport, ...] = ()
     prefill_queued: int = 0
     prefill_queue_age_ms: float = 0.0
+    troubles: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def routed(self) -> frozenset[str]:
+        return frozenset(engine.pod for engine in self.engines if engine.routed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +271,15 @@ class Observed:
         reports = {report.pod: report for report in self.gateways if report.pod in self.ready_gateways}
         if not reports or reports.keys() != self.ready_gateways:
             return None
-        seen = [frozenset(e.pod for e in report.engines if e.routed) for report in reports.values()]
-        return frozenset.intersection(*seen)
+        return frozenset.intersection(*(report.routed for report in reports.values()))
+
+    def why_unrouted(self, pod: Pod) -> str:
+        """Of a ready gateway that does not route to it; empty where all do, or where one has not reported."""
+        if self.routed is None or pod.name in self.routed:
+            return ""
+        silent = (r for r in self.gateways if r.pod in self.ready_gateways and pod.name not in r.routed)
+        told = min(silent, key=lambda report: report.pod)
+        return f"gateway {told.pod} {told.troubles.get(pod.name) or 'does not know it'}"
 
     @cached_property
     def fingerprints(self) -> Mapping[str, str]:

@@ -325,7 +325,8 @@ class _Plan:
             if workload.role in ENGINE_ROLES:
                 members = self.observed.members(*key)
                 if key in shrinking:
-                    yield from drain.shrink(workload, members, self.now, timeout)
+                    useful = {pod.name for pod in members if self.observed.is_useful(pod)}
+                    yield from drain.shrink(workload, members, self.now, timeout, useful)
                 else:
                     yield from drain.settle(members, self.now, timeout)
 

@@ -49,6 +49,7 @@ class Reason(StrEnum):
     COMPLETE = "Complete"
     ROLLING_OUT = "RollingOut"
     SCALING = "Scaling"
+    NOT_ROUTED = "NotRouted"
     SURGE_UNSCHEDULABLE = "SurgeUnschedulable"
     ROLLED_BACK = "RolledBack"
     WRITE_REFUSED = "WriteRefused"
@@ -180,6 +181,12 @@ REASONS: Mapping[Reason, Entry] = {
     Reason.COMPLETE: Entry("Progressing", "Only the wanted revision runs, in the wanted number."),
     Reason.ROLLING_OUT: Entry("Progressing", "Pods of the wanted revision replace older ones."),
     Reason.SCALING: Entry("Progressing", "The number of pods is being changed."),
+    Reason.NOT_ROUTED: Entry(
+        "Progressing",
+        "An engine has been ready for a minute, and a gateway does not route to it; nothing that serves is taken away"
+        " meanwhile.",
+        "See that gateway's log and /status: it must reach the engine's control port (NetworkPolicy, certificates).",
+    ),
     Reason.SURGE_UNSCHEDULABLE: Entry(
         "Progressing",
         "The rollout needs a pod more than there is room for.",
@@ -211,7 +218,9 @@ REASONS: Mapping[Reason, Entry] = {
         "Degraded", "Engines died or froze within the last 10 minutes.", "See status.incidents."
     ),
     Reason.BELOW_CAPACITY: Entry(
-        "Degraded", "Fewer pairs serve than rollout.maxUnavailable allows.", "See PrefillReady and DecodeReady."
+        "Degraded",
+        "Fewer pairs serve than rollout.maxUnavailable allows.",
+        "See PrefillReady, DecodeReady and Progressing.",
     ),
     Reason.MONITORING_UNAVAILABLE: Entry(
         "Degraded",

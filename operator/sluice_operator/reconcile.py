@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,28 +16,32 @@ from sluice_operator.actions import Action, Remember, Tell, WriteStatus
 from sluice_operator.api.crd import KIND
 from sluice_operator.api.enums import ScalingMode
 from sluice_operator.api.spec import ModelDeploymentSpec
+from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.apply import Applier
-from sluice_operator.cluster import KINDS, Cluster, ClusterError, Failed, Forbidden, Invalid
+from sluice_operator.cluster import KINDS, Cluster, ClusterError, Failed, Forbidden, Invalid, Refused
 from sluice_operator.fleet import Fleet
 from sluice_operator.keyring import Keyring
 from sluice_operator.observe import Known, Observer
 from sluice_operator.observed import Observed
 from sluice_operator.plan import Parsed, defect, first_memory, plan
+from sluice_operator.reasons import Reason
 from sluice_operator.render.revision import Renderer
 from sluice_operator.work import Key, Work
 
 WORKERS = 8
-# Seconds to the next look. Soon while something moves, for not everything that matters is told of by a watch.
-BUSY_S, SCALING_S, UNREADY_S, QUIET_S = 2.0, 5.0, 10.0, 60.0
-# Of those in mode Auto, when there are many.
-SCALED_PER_S = 10.0
+# Seconds to the next look: after a change, while something is awaited, when all is well.
+BUSY_S, AWAITED_S, QUIET_S = 2.0, 5.0, 60.0
+# All that is awaited, when it is much, in looks a second.
+AWAITED_PER_S = 10.0
 # All that one look waits for is bounded by itself. Should anything not be, its ModelDeployment would wait for ever.
 RECONCILE_S = 120.0
 # What only tells: it is done also after a refusal, for the rest may build on what was refused.
 TELLS = WriteStatus | Tell | Remember
-# Of a write: somebody has to do something about it, and is told what.
+# Of a write: somebody has to do something about it, and is told what. Any other answer may be of the moment (the API
+# server is busy, somebody else was faster), unless it comes this often: a webhook may answer with any code.
 REFUSALS = Forbidden | Invalid | Failed
-Compare = Callable[[Mapping[Key, int], Collection[str]], None]
+OFTEN = 5
+Compare = Callable[[Mapping[Key, int], Collection[str]], Awaitable[None]]
 """Versions of the ModelDeployments that are listed, and the namespaces that could be."""
 log = logging.getLogger(__name__)
 
@@ -70,7 +74,7 @@ class Reconciler:
         self.observer, self.work, self.bound_s = observer, work, bound_s
         self.counts = Counts()
         self._known: dict[Key, Known] = {}
-        self._scaled: set[Key] = set()
+        self._awaiting: set[Key] = set()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -88,7 +92,7 @@ class Reconciler:
             if lists:
                 items = [item for part in lists.values() for item in part]
                 versions = {_key(item): int(item["metadata"]["resourceVersion"]) for item in items}
-                compare(versions, lists.keys())
+                await compare(versions, lists.keys())
                 for key in self._known.keys() - versions.keys():
                     if key[0] in lists or "" in lists:
                         self.work.add(key)
@@ -149,7 +153,7 @@ class Reconciler:
         item = await self.cluster.find(KINDS[KIND].path(namespace, name))
         if item is None or "deletionTimestamp" in item["metadata"]:
             self._known.pop(key, None)
-            self._scaled.discard(key)
+            self._awaiting.discard(key)
             return None
         known = self._known.get(key)
         if known is None or known.uid != item["metadata"]["uid"]:
@@ -163,12 +167,11 @@ class Reconciler:
             known.refused, moved = "", True
         if moved:
             return BUSY_S
-        self._scaled.discard(key)
-        if spec is not None and spec.decode.scaling.mode is ScalingMode.AUTO:
-            self._scaled.add(key)
-            return max(SCALING_S, len(self._scaled) / SCALED_PER_S)
-        # What it waits for may be something that nobody watches: a node, a stranger's object that goes.
-        return UNREADY_S if observed.status.reason else QUIET_S
+        self._awaiting.discard(key)
+        if not _is_awaiting(spec, observed.status):
+            return QUIET_S
+        self._awaiting.add(key)
+        return max(AWAITED_S, len(self._awaiting) / AWAITED_PER_S)
 
     async def _carry_out(self, actions: Iterable[Action], observed: Observed, known: Known) -> bool:
         """Whether anything has changed. Raises ClusterError; a refusal once all that tells is done, and it is noted."""
@@ -183,17 +186,21 @@ class Reconciler:
                 if isinstance(action, Tell):  # at best effort: nobody waits for an Event
                     log.warning("%s/%s: %s: %s", observed.namespace, observed.name, action, error)
                     continue
-                if isinstance(action, TELLS) or not isinstance(error, REFUSALS):
+                if isinstance(action, TELLS) or not _is_refusal(action, error, known):
                     raise
                 refused = error
-                known.refused = f"{action}: {error}"
+                continue
+            if outcome.stale is not None:
+                if isinstance(action, TELLS) or not _is_refusal(action, outcome.stale, known):
+                    return True
+                refused = outcome.stale
                 continue
             self.counts.actions[type(action).__name__] += 1
             moved = moved or not outcome.idle
-            if outcome.stale:
-                break
         if refused is not None:
+            known.refused = f"{known.turned_away[0]}: {refused}"
             raise refused
+        known.turned_away = ("", 0)
         return moved
 
     def _planned(self, parsed: Parsed, observed: Observed) -> tuple[Action, ...]:
@@ -204,6 +211,24 @@ class Reconciler:
             log.exception("%s/%s: no plan", observed.namespace, observed.name)
             self.counts.failures["Defect"] += 1
             return plan((defect(error),), observed, time.time(), self.renderer)
+
+
+def _is_refusal(action: Action, error: ClusterError, known: Known) -> bool:
+    """Or something that passes. Counts how often this action has been turned away, look after look."""
+    what, times = str(action), 1
+    if known.turned_away[0] == what:
+        times += known.turned_away[1]
+    known.turned_away = (what, times)
+    return isinstance(error, REFUSALS) or (isinstance(error, Refused) and times >= OFTEN)
+
+
+def _is_awaiting(spec: ModelDeploymentSpec | None, status: ModelDeploymentStatus) -> bool:
+    """Whether something may change that no watch tells of: an engine's load, the end of a drain, whom a gateway routes
+    to, a node, a stranger's object that goes."""
+    if spec is not None and spec.decode.scaling.mode is ScalingMode.AUTO:
+        return True
+    progress = next((c.reason for c in status.conditions if c.type == "Progressing"), "")
+    return bool(status.reason) or progress not in (Reason.COMPLETE, Reason.PAUSED)
 
 
 def _is_being_ended() -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import signal
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from sluice_operator.cluster import KINDS, Cluster, ClusterError
 from sluice_operator.connection import Connection
 from sluice_operator.election import Election, Leadership, clock
 from sluice_operator.fleet import Fleet
-from sluice_operator.handlers import Shell
+from sluice_operator.handlers import WATCHED, Shell, end, stop_on_signals
 from sluice_operator.lease import Timing
 from sluice_operator.observe import Observer
 from sluice_operator.probes import Answer, Probes
@@ -26,6 +25,7 @@ from sluice_operator.render.revision import Renderer
 from sluice_operator.work import Work
 
 CRD_POLL_S = 2.0
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 READY_STATES = ("standby", "leading")
 log = logging.getLogger(__name__)
 
@@ -59,15 +59,14 @@ class Operator:
         self.election = Election(self.lease_cluster, *lease, self.leadership)
         observer = Observer(self.cluster, fleet, renderer, options.may_see_nodes)
         self.reconciler = Reconciler(self.cluster, fleet, renderer, observer, self.work)
-        self.shell = Shell(connection, self.work, call_s)
+        self.shell = Shell(connection, self.work, call_s, self._can_watch)
         self.probes = Probes(self.answer)
         self.state = "starting"
 
     async def run(self) -> None:
         """Returns after SIGTERM or SIGINT, the lease given back."""
         stop = asyncio.Event()
-        for sig in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(sig, stop.set)
+        stop_on_signals(stop)
         async with self.cluster, self.lease_cluster:
             port = await self.probes.start(self.options.probe_host, self.options.probe_port)
             log.info("probes on port %d", port)
@@ -98,22 +97,46 @@ class Operator:
             log.warning("%s: the ModelDeployments cannot be listed: %s", namespace or "all namespaces", error)
             return False
 
+    async def _can_watch(self, namespace: str) -> bool:
+        """All kinds: one watch that is refused would end those of all namespaces. Where nobody can be asked, it may."""
+        for kind in (KIND, *WATCHED):
+            review = {"spec": {"resourceAttributes": {"namespace": namespace, "verb": "watch", **KINDS[kind].resource}}}
+            try:
+                told = await self.lease_cluster.call("POST", REVIEWS, review)  # no write, whatever its verb
+            except ClusterError as error:
+                log.warning("what may be watched is not known: %s", error)
+                return True
+            if not told.get("status", {}).get("allowed", True):
+                log.warning(
+                    "%s: %s may not be watched, so it is only looked at every %.0f s",
+                    namespace or "all namespaces",
+                    KINDS[kind].plural,
+                    self.options.resync_s,
+                )
+                return False
+        return True
+
     async def _lead(self, stop: asyncio.Event) -> None:
-        readable = await self._readable() or self.options.namespaces
         self.state = "leading"
         log.info("leading as %s", self.options.identity)
-        resync = self.reconciler.resync(self.options.namespaces, self.options.resync_s, self.shell.compare)
-        tasks = [asyncio.create_task(work) for work in (self.election.keep(), self.reconciler.run(), resync)]
-        # kopf takes over the signals, and returns when one comes; it ends by itself only when it cannot go on.
-        tasks.append(asyncio.create_task(self.shell.run(stop, readable)))
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self.election.keep()), asyncio.create_task(stop.wait())]
         try:
+            watchable = await self._watchable()
+            resync = self.reconciler.resync(self.options.namespaces, self.options.resync_s, self.shell.compare)
+            # The watches end when told to stop, and otherwise only when they cannot go on.
+            works = (self.reconciler.run(), resync, self.shell.run(stop, watchable))
+            tasks += [asyncio.create_task(work) for work in works]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(tasks)
+
+    async def _watchable(self) -> tuple[str, ...]:
+        """All there are where none can be: the watches then say why."""
+        readable = await self._readable()
+        may = await asyncio.gather(*map(self._can_watch, readable))
+        return tuple(name for name, is_so in zip(readable, may) if is_so) or self.options.namespaces
 
     def answer(self) -> Answer:
         counts, problem = self.reconciler.counts, ""

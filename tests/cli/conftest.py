@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
+import select
 import signal
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -33,35 +36,52 @@ def _wait(check: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> Any:
 
 
 class Up:
-    """One `sluice up`. `home` is all it may leave things in; `lines` is what it has printed, both streams together."""
+    """One `sluice up`. `home`: all that it may leave things in. `lines`: what it has printed on a pipe or a `terminal`,
+    both streams together."""
 
-    def __init__(self, *argv: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, *argv: str, env: dict[str, str] | None = None, terminal: bool = False) -> None:
         self.home = tempfile.TemporaryDirectory(prefix="up-")
         self.state = tempfile.TemporaryDirectory(prefix="up-state-")  # evidence may stay there
         places = {"TMPDIR": self.home.name, "XDG_RUNTIME_DIR": self.home.name, "XDG_STATE_HOME": self.state.name}
         self.env = os.environ | places | (env or {})
         self.lines: list[str] = []
         self.pids: set[int] = set()
-        self.hangs_up = False  # read one more line and close the pipe, as `| head` does
+        self.hangs_up = False  # read no more and close it, as `| head` and a lost terminal do
+        ends = pty.openpty() if terminal else os.pipe()
+        self._ends = list(ends) if terminal else ends[:1]
+        told = ends[1]
         self.process = subprocess.Popen(
             [*SLUICE, "up", *argv],
             env=self.env,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=told,
             stderr=subprocess.STDOUT,
-            text=True,
             start_new_session=True,
         )
+        if not terminal:
+            os.close(told)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip("\n"))
-            if self.hangs_up:
-                self.process.stdout.close()
-                return
+        rest = b""
+        while not self.hangs_up:
+            try:
+                ready, _, _ = select.select(self._ends[:1], [], [], 0.05)
+                part = os.read(self._ends[0], 65536) if ready else None
+            except OSError:  # the other end of a terminal
+                part = b""
+            if part == b"":
+                break
+            *lines, rest = (rest + (part or b"")).split(b"\n")
+            self.lines += [line.decode(errors="replace").rstrip("\r") for line in lines]
+        for end in self._ends:
+            os.close(end)
+        self._ends = []
+
+    def stop_reading(self) -> None:
+        """Ctrl-S: whoever writes to the terminal waits."""
+        termios.tcflow(self._ends[1], termios.TCOOFF)
 
     @property
     def text(self) -> str:
@@ -120,6 +140,8 @@ class Up:
             status = self.process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it does not end:\n{self.text}") from None
+        if len(self._ends) > 1:
+            self.hangs_up = True  # nobody ends a terminal of ours but we
         self._reader.join(10)
         _wait(lambda: not self.left_behind(), f"nothing of {self.pids} is left", 10)
         left = [path.name for path in Path(self.home.name).iterdir()]
@@ -139,9 +161,8 @@ class Up:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait(10)
+        self.hangs_up = True
         self._reader.join(10)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
         for pid in self.left_behind():
             os.kill(pid, signal.SIGKILL)
         self.home.cleanup()
@@ -157,8 +178,8 @@ class Up:
 def _begin_and_dispose() -> Iterator[Callable[..., Up]]:
     begun: list[Up] = []
 
-    def begin(*argv: str, env: dict[str, str] | None = None) -> Up:
-        begun.append(Up(*argv, env=env))
+    def begin(*argv: str, env: dict[str, str] | None = None, terminal: bool = False) -> Up:
+        begun.append(Up(*argv, env=env, terminal=terminal))
         return begun[-1]
 
     yield begin

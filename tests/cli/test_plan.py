@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 
 import pytest
 import yaml
@@ -134,6 +135,12 @@ def test_another_file_is_refused_by_name(files, capsys, text, why):
     (mdep,) = files(mdep=text)
     assert main(["plan", "-f", mdep]) == 2
     assert why in capsys.readouterr().err
+
+
+def test_it_reads_what_is_piped_to_it(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO(MDEP))
+    assert main(["plan", "-f", "-"]) == 0
+    assert "Accepted: True" in capsys.readouterr().out
 
 
 def test_a_file_that_is_not_there(capsys):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
-from sluice_cli import services
+from sluice_cli import services, stack
 from sluice_cli.services import Service
+from sluice_protocol.generate import Role
 
 LIMIT = 20_000
 # Says on stderr more than may be kept, in lines that tell their place, until it is ended.
@@ -83,3 +85,82 @@ def test_where_nothing_can_be_kept_the_log_is_cut_all_the_same(tmp_path: Path, m
     log.with_suffix(".log.1").mkdir()
     services.bound_log(log)
     assert log.read_bytes() == b""
+
+
+def make_service(log: Path, script: str, deaths: list[tuple[str, ...]]) -> Service:
+    def on_death(*told: str) -> None:
+        deaths.append(told)
+
+    return Service(
+        "one",
+        ("-c", script),
+        log,
+        lambda event: event.get("event") == "ready",
+        lambda _: None,
+        lambda *_: None,
+        on_death,
+    )
+
+
+READY = """
+import time
+print('{"event": "ready"}', flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.timeout(60)
+def test_one_that_cannot_be_started_for_want_of_room_is_tried_again(tmp_path: Path) -> None:
+    """It ended `sluice up` with all that was healthy."""
+    deaths: list[tuple[str, ...]] = []
+
+    async def scenario() -> None:
+        (tmp_path / "logs").mkdir()
+        service = make_service(tmp_path / "logs" / "one.log", READY, deaths)
+        service.begin()
+        try:
+            async with asyncio.timeout(40):
+                await service.ready.wait()
+                (tmp_path / "logs").rename(tmp_path / "elsewhere")
+                service.condemn("for the test")
+                while len(deaths) < 3:  # noqa: ASYNC110 - a callback that waits for nobody
+                    await asyncio.sleep(0.01)
+                assert not service.ready.is_set()
+                (tmp_path / "logs").mkdir()
+                await service.ready.wait()
+        finally:
+            await service.stop()
+
+    asyncio.run(scenario())
+    assert [cause for _, cause, _ in deaths[:1]] == ["for the test"]
+    assert all("it cannot be started: [Errno 2]" in cause for _, cause, _ in deaths[1:])
+
+
+@pytest.mark.timeout(60)
+def test_one_that_cannot_be_started_at_first_says_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        await make_service(tmp_path / "nowhere" / "one.log", READY, []).begin()
+
+    with pytest.raises(services.StartFailed, match=r"one did not start: it cannot be started: .*nowhere"):
+        asyncio.run(scenario())
+
+
+@pytest.mark.timeout(60)
+def test_a_fleet_that_finds_no_room_is_told_as_soon_as_there_is_some(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(stack, "FLEET_AGAIN_S", 0.01)
+    spec = stack.StackSpec(model=None, name="scripted", roles=((Role.UNIFIED, 1),), engine={})
+
+    async def scenario() -> None:
+        one = stack.Stack(spec, 1, tmp_path)
+        (tmp_path / "fleet.new").mkdir()
+        one._members["unified-0"] = ("unified", "127.0.0.1:7")
+        one._tell_fleet()
+        await asyncio.sleep(0.05)
+        assert json.loads((tmp_path / "fleet.json").read_text()) == {"members": []}
+        (tmp_path / "fleet.new").rmdir()
+        async with asyncio.timeout(20):
+            while "127.0.0.1:7" not in (tmp_path / "fleet.json").read_text():  # noqa: ASYNC110 - a file
+                await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+    assert capsys.readouterr().out.count("the gateway is not told of the engines yet") == 1

@@ -116,14 +116,40 @@ def test_it_serves_on_when_nobody_reads_what_it_says(up):
     stack.wait("Ctrl-C stops it")
     stack.hangs_up = True
     stack.kill("sluice_gateway")
+    until_answered(url)
+    assert stack.interrupt() == 0
+
+
+def until_answered(url):
     for _ in range(200):
         try:
             assert ask(url) in ("stop", "length")
-            break
+            return
         except OSError:
             time.sleep(0.1)
-    else:
-        raise AssertionError("it does not serve again")
+    raise AssertionError("it does not serve again")
+
+
+def test_ctrl_s_in_its_terminal_holds_up_no_restart_and_no_end(up):
+    """It waited in its own print: nothing was started again, nobody looked after, and SIGTERM unheard."""
+    stack = up("--scripted", "--unified", terminal=True)
+    url = stack.url
+    stack.wait("Ctrl-C stops it")
+    stack.stop_reading()
+    for word in ("sluice_gateway", "sluice_engine.supervise"):
+        stack.kill(word)
+        until_answered(url)
+    assert stack.interrupt() == 0
+
+
+def test_a_terminal_that_is_gone_ends_nothing(up):
+    stack = up("--scripted", "--unified", terminal=True)
+    url = stack.url
+    stack.wait("Ctrl-C stops it")
+    stack.hangs_up = True
+    for word in ("sluice_gateway", "sluice_engine.supervise"):
+        stack.kill(word)
+        until_answered(url)
     assert stack.interrupt() == 0
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from cluster_deployment import Served
+from cluster_state import state_of
 from cluster_tools import why_missing
 from control_plane import ControlPlane
 from fake_fleet import FakeFleet
@@ -30,11 +31,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """Where a test fails, its operators say where they are, before they are ended."""
+    """Where a test fails, its operators say where they are, before they are ended, and what is in its namespace."""
     report = yield
     if report.when == "call" and report.failed:
         for operator in list(OperatorProcess.living):
             operator.say_where()
+        mine = item.funcargs if isinstance(item, pytest.Function) else {}
+        if "namespace" in mine:
+            report.sections.append(("what was there", state_of(mine["client"], mine["namespace"])))
+        if "fleet" in mine:
+            report.sections.append(("its engines and gateways", mine["fleet"].describe()))
     return report
 
 

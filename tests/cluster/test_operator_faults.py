@@ -147,6 +147,48 @@ def test_a_watch_that_is_open_and_silent_ends_the_operator_and_the_next_one_hear
             served.until_served("2")
 
 
+def all_but_the_watch_of_network_policies():
+    """All that an operator does, and one watch fails for good."""
+    groups = (
+        "",
+        "apps",
+        "coordination.k8s.io",
+        "discovery.k8s.io",
+        "policy",
+        "rbac.authorization.k8s.io",
+        "sluice.dev",
+    )
+    verbs = ["get", "list", "create", "update", "patch", "delete"]
+    return [
+        {"apiGroups": list(groups), "resources": ["*"], "verbs": ["*"]},
+        {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": verbs},
+    ]
+
+
+def test_a_watch_that_fails_for_good_ends_the_operator(plane, client, served, namespace):
+    """kopf gave up the one and waited for the others for ever: a leader that heard of nothing, and of no signal."""
+    user = f"barred-{namespace}"
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    client.create(
+        f"{rbac}/clusterroles", {"metadata": {"name": user}, "rules": all_but_the_watch_of_network_policies()}
+    )
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user}
+    subject = {"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}
+    binding = {"metadata": {"name": user}, "roleRef": role, "subjects": [subject]}
+    client.create(f"{rbac}/clusterrolebindings", binding)
+    with OperatorProcess(plane, user, namespace, is_admin=False) as operator:
+        operator.wait_for("leading")
+        served.create()
+        served.until("Ready", "True")
+        assert operator.wait(180) == SILENT
+        assert "the watches have ended" in operator.text()
+        assert "networkpolicies" in operator.text()
+        assert holder(client, namespace) == ""
+        operator.start()
+        operator.wait_for("leading")
+        assert operator.stop() == 0
+
+
 def touch(served):
     served.client.merge(served.path, {"metadata": {"labels": {"touched": str(time.monotonic_ns())}}})
 

@@ -17,11 +17,14 @@ from operator_process import OperatorProcess
 from sluice_operator.cluster import KINDS, MAX_IN_FLIGHT
 from sluice_operator.reconcile import WORKERS
 
-# Deployments of 10 pods each: `make e2e-scale` asks for more.
+# Deployments of 10 pods each: `make e2e-scale` asks for more. Auto: decode engines as the operator wants them.
 COUNT = int(os.environ.get("SLUICE_SCALE", "50"))
+MODE = os.environ.get("SLUICE_SCALE_MODE", "Static")
+SCALING = {"Static": {}, "Auto": {"scaling": {"mode": "Auto", "auto": {"minReplicas": 5, "maxReplicas": 8}}}}[MODE]
 PODS = 10
 CONVERGE_S = 12.0 * COUNT
 MAX_RSS_MIB = 300
+IDLE_S = 20.0
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(2 * CONVERGE_S + 200)]
 
@@ -83,7 +86,11 @@ def test_many_deployments_converge_and_then_cost_nothing(plane):
         print(f"most requests at one time: {at_once}")
         assert 8 < at_once < MAX_IN_FLIGHT + WORKERS
         quiet(plane, 15.0)
-        print("writes of 15 idle seconds: 0")
+        used, looks, since = cpu_s(operator.pid), operator.status()["reconciles"], time.monotonic()
+        quiet(plane, IDLE_S)
+        lasted, looks = time.monotonic() - since, operator.status()["reconciles"] - looks
+        share = (cpu_s(operator.pid) - used) / lasted
+        print(f"{IDLE_S:.0f} idle seconds: no writes, {looks / lasted:.1f} looks a second, {share:.0%} of a core")
 
 
 def quiet(plane, seconds):
@@ -101,6 +108,6 @@ def quiet(plane, seconds):
 def make(client, name):
     served = Served(client, "default", name)
     try:
-        served.create(prefill={"replicas": 4}, decode={"replicas": 5}, gateway={"replicas": 1})
+        served.create(prefill={"replicas": 4}, decode={"replicas": 5, **SCALING}, gateway={"replicas": 1})
     except Refused as error:
         raise AssertionError(name) from error

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import socket
+import ssl
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import psutil
 import pytest
 from slice_server import SliceServer
+from tls_folder import authority, leaf
 
 from sluice_engine.cluster_connection import Connection
+from sluice_engine.tls.identity import Identity, context_of
 from sluice_gateway import discover, slice_api
 from sluice_gateway.discover import Discovery, discovering, parse_target
 from sluice_gateway.fleet import Fleet
@@ -241,3 +247,55 @@ async def test_a_gateway_meets_discovered_engines_and_asks_them_what_they_are(st
             assert (await stack.chat()).status_code == 200
             roles = {engine["address"]: engine["role"] for engine in stack.gateway.report()["engines"]}
             assert roles == {"10.0.0.1:7000": "prefill", "10.0.0.2:7000": "decode"}
+
+
+class Unchecked(Connection):
+    """Whoever answers is believed."""
+
+    def tls(self) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
+
+
+@contextmanager
+def watched_by_one_who_hears_no_more(issued: Any) -> Iterator[tuple[str, threading.Event]]:
+    """(URL, set when a watch has begun). One connection, over which nothing is read after its request."""
+    context = context_of(Identity.of(issued.data()), ssl.PROTOCOL_TLS_SERVER)
+    listener = socket.create_server(("127.0.0.1", 0))
+    begun, over = threading.Event(), threading.Event()
+
+    def serve() -> None:
+        with listener, context.wrap_socket(listener.accept()[0], server_side=True) as connection:
+            connection.recv(65536)
+            event = json.dumps({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "2"}}}) + "\n"
+            head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+            connection.sendall(f"{head}{len(event):x}\r\n{event}\r\n".encode())
+            begun.set()
+            over.wait(60)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"https://127.0.0.1:{listener.getsockname()[1]}", begun
+    finally:
+        over.set()
+        thread.join(10)
+
+
+async def test_a_watch_that_is_given_up_leaves_no_connection_behind() -> None:
+    """Its socket stayed for half a minute, and longer than the loop, where the API server did not say goodbye."""
+    with watched_by_one_who_hears_no_more(leaf(authority(), "gateway")) as (url, begun):
+        port = int(url.rpartition(":")[2])
+        async with HttpSliceApi(Unchecked(url), TARGET) as api:
+            watch = api.watched("1")
+            assert (await anext(watch))["type"] == "BOOKMARK"
+            waiting = asyncio.ensure_future(anext(watch))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with suppress(asyncio.CancelledError):
+                await waiting
+        assert begun.is_set()
+        await asyncio.sleep(0)
+        connections = psutil.Process().net_connections("tcp")
+        assert not [c for c in connections if c.raddr and c.raddr.port == port]

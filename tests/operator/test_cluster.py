@@ -109,4 +109,13 @@ async def test_listings_come_in_pages(api, cluster):
 
 async def test_a_deletion_names_what_was_seen(api, cluster):
     await cluster.delete("/x", "uid-1", "7")
-    assert '"preconditions":{"uid":"uid-1","resourceVersion":"7"}' in api.asked[0][2]
+    assert '"preconditions":{"resourceVersion":"7","uid":"uid-1"}' in api.asked[0][2]
+
+
+async def test_a_json_patch_whose_test_fails_is_a_conflict_and_no_refusal(api, cluster):
+    """Somebody had changed replicas a moment before, and status said that the API server refuses our writes."""
+    api.answers += [(422, {"reason": "Invalid", "message": "testing value /spec/replicas failed"})] * 2
+    with pytest.raises(Conflict, match="testing value"):
+        await cluster.patch("/x/scale", "application/json-patch+json", [])
+    with pytest.raises(Invalid):
+        await cluster.patch("/x", "application/merge-patch+json", {})

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from operator_cluster import manifest
 
+from sluice_operator import drain
 from sluice_operator.accept import parse
 from sluice_operator.actions import Delete, Drain, MarkRevision, Scale, SetServing, WriteStatus
 from sluice_operator.api.spec import QuarantineSpec
-from sluice_operator.drain import choose_victim, may_die, open_new, settle, shrink
+from sluice_operator.drain import may_die, open_new, settle
 from sluice_operator.failing import (
     STARTUP_SLACK_S,
     describe_ended,
@@ -54,6 +55,15 @@ def draining(name, since=NOW, **load):
 
 
 SCALE = Scale("m-decode-r", PodRole.DECODE, "r", 1, 2, "7")
+
+
+def shrink(workload, members, now, timeout_s, useful=None):
+    """`useful` None: all of them take requests."""
+    return drain.shrink(workload, members, now, timeout_s, {p.name for p in members} if useful is None else useful)
+
+
+def choose_victim(members):
+    return drain.choose_victim(members, NOW, TIMEOUT, {p.name for p in members})
 
 
 def test_first_the_drain_then_the_gate():
@@ -103,9 +113,16 @@ def test_a_victim_whose_engine_has_started_anew_is_drained_again():
 
 def test_the_victim_has_the_least_work_and_is_the_youngest_of_equals():
     young = replace(pod("c"), created_at=5.0)
-    assert choose_victim([pod("a"), pod("b"), young], NOW, TIMEOUT).name == "c"
-    assert choose_victim([pod("a", load=Load(1, 1)), pod("b")], NOW, TIMEOUT).name == "a"
-    assert choose_victim([pod("a", load=Load(0)), draining("b")], NOW, TIMEOUT).name == "b"
+    assert choose_victim([pod("a"), pod("b"), young]).name == "c"
+    assert choose_victim([pod("a", load=Load(1, 1)), pod("b")]).name == "a"
+    assert choose_victim([pod("a", load=Load(0)), draining("b")]).name == "b"
+
+
+def test_one_that_takes_no_requests_goes_before_one_that_does_whatever_is_known_of_its_work():
+    """A new pod in the place of a victim that was lost: the one that served was drained in its stead."""
+    new = pod("b", load=None)
+    assert shrink(D, [pod("a", load=Load(9)), new], NOW, TIMEOUT, {"a"})[0] == Drain("b", "b")
+    assert shrink(D, [pod("a", load=Load(9)), new], NOW, TIMEOUT, {"a", "b"})[0] == Drain("a", "a")
 
 
 def test_a_ready_pod_never_may_die():

@@ -158,7 +158,8 @@ def test_a_status_of_no_shape_reads_as_nothing(conditions, containers, init, pha
 
 
 def test_json_is_as_go_writes_it():
-    assert encode({"a": "<&>", "b": [1, None], "c": "é"}) == b'{"a":"\\u003c\\u0026\\u003e","b":[1,null],"c":"\\u00e9"}'
+    told = encode({"c": "é\u2028\n", "b": [1, None], "a": "<&>"})
+    assert told == '{"a":"\\u003c\\u0026\\u003e","b":[1,null],"c":"é\\u2028\\n"}'.encode()
 
 
 def test_a_deployment_whose_replicaset_may_make_no_pod_says_why():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,8 +15,8 @@ from operator_cluster import manifest
 from sluice_operator import observe, offline
 from sluice_operator.accept import parse
 from sluice_operator.actions import Apply, EnsureSecret, Tell, WriteStatus
-from sluice_operator.apply import IDLE, Applier
-from sluice_operator.cluster import Failed, Forbidden, Refused
+from sluice_operator.apply import IDLE, Applier, Outcome
+from sluice_operator.cluster import Conflict, Failed, Forbidden, NotFound, Refused
 from sluice_operator.connection import Connection
 from sluice_operator.handlers import Shell, WatchSilent
 from sluice_operator.keyring import Keyring, encode, read_key
@@ -26,6 +27,7 @@ from sluice_operator.run import Operator, Options
 from sluice_operator.work import Work
 
 NOWHERE = Connection("https://127.0.0.1:1", token="t")
+_BY_CODE = {404: NotFound, 409: Conflict}
 HUNG, WELL = ("ns", "hung"), ("ns", "well")
 
 
@@ -96,11 +98,20 @@ class Namespaces:
 
     def __init__(self, lost: set[str]) -> None:
         self.lost = lost
+        self.failure: Refused | None = None
+        self.listed = 0
 
     async def items(self, kind: str, namespace: str) -> list[Any]:
+        return [item async for page in self.pages(kind, namespace) for item in page]
+
+    async def pages(self, kind: str, namespace: str, _limit: int = 1) -> AsyncIterator[list[Any]]:
+        self.listed += 1
+        await asyncio.sleep(0)
+        if self.failure is not None:
+            raise self.failure
         if namespace in self.lost:
             raise Forbidden(403, "Forbidden", f"{kind} of {namespace}")
-        return [{"metadata": {"namespace": namespace, "name": "m", "resourceVersion": "5"}}]
+        yield [{"metadata": {"namespace": namespace, "name": "m", "resourceVersion": "5"}}]
 
     async def find(self, path: str) -> Any:
         if any(f"/{name}/" in path for name in self.lost):
@@ -122,27 +133,97 @@ async def test_a_namespace_that_is_lost_holds_up_no_other_and_is_told() -> None:
     work = Work(asyncio.get_running_loop().time)
     reconciler = Reconciler(cluster, nobody, nobody, nobody, work)
     reconciler._known["a", "m"] = nobody  # served until now
-    await looked_once(reconciler, lambda versions, readable: told.append((dict(versions), set(readable))))
+
+    async def compare(versions: Any, readable: Any) -> None:
+        told.append((dict(versions), set(readable)))
+
+    await looked_once(reconciler, compare)
     assert told == [({("b", "m"): 5}, {"b"})]
     assert reconciler.counts.lost == {"a": "Forbidden"}
     assert reconciler.counts.looked_at is None
     assert set(work._due) == {("b", "m")}
     cluster.lost.clear()
     reconciler._known.clear()
-    await looked_once(reconciler, lambda versions, readable: None)
+    await looked_once(reconciler, compare)
     assert reconciler.counts.lost == {}
     assert reconciler.counts.looked_at is not None
 
 
-async def test_only_what_can_be_read_is_watched_and_what_comes_back_needs_a_new_process() -> None:
-    operator = Operator(NOWHERE, Options("one", "sluice", namespaces=("a", "b")), StandardRenderer("i"), fleet=None)
+async def test_watches_of_which_one_ends_are_told_of_though_another_never_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task of kopf's swallows that it was cancelled; its own end of the operator waits for that one."""
+    over = asyncio.Event()
+
+    async def fails() -> None:
+        raise PermissionError("403: may not watch networkpolicies")
+
+    async def stays() -> None:
+        while not over.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await over.wait()
+
+    async def spawned(**_: Any) -> Any:
+        return [asyncio.create_task(fails(), name="watches"), asyncio.create_task(stays(), name="another")]
+
+    monkeypatch.setattr("kopf.spawn_tasks", spawned)
+    monkeypatch.setattr("sluice_operator.handlers.END_S", 0.1)
+    nobody: Any = None
+    shell = Shell(NOWHERE, Work(asyncio.get_running_loop().time), 1.0, nobody)
+    try:
+        with pytest.raises(WatchSilent, match=r"watches: PermissionError.*403: may not watch networkpolicies"):
+            await asyncio.wait_for(shell.run(asyncio.Event(), ("ns",)), 20)
+    finally:
+        over.set()
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(sig)
+
+
+class Reviewing:
+    """Who may watch what: all but `barred`, (namespace, resource). It cannot be asked while `is_down`."""
+
+    def __init__(self, *barred: tuple[str, str]) -> None:
+        self.barred, self.is_down = set(barred), False
+
+    async def call(self, method: str, path: str, body: Any) -> Any:
+        if self.is_down:
+            raise Forbidden(403, "Forbidden", path)
+        asked = body["spec"]["resourceAttributes"]
+        assert asked["verb"] == "watch"
+        return {"status": {"allowed": (asked["namespace"], asked["resource"]) not in self.barred}}
+
+
+async def test_only_what_can_be_watched_is_and_what_comes_back_needs_a_new_process(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One namespace without one right ended the watches of all."""
+    operator = Operator(
+        NOWHERE, Options("one", "sluice", namespaces=("a", "b", "c")), StandardRenderer("i"), fleet=None
+    )
     operator.cluster = Namespaces({"a"})  # type: ignore[assignment]
-    assert await operator._readable() == ("b",)
-    shell = Shell(NOWHERE, operator.work, 1.0)
+    reviewing = operator.lease_cluster = Reviewing(("c", "networkpolicies"))  # type: ignore[assignment]
+    assert await operator._readable() == ("b", "c")
+    assert [await operator._can_watch(name) for name in "bc"] == [True, False]
+    assert "c: networkpolicies may not be watched, so it is only looked at every 60 s" in caplog.text
+    operator.shell.watched = ("b",)
+    await operator.shell.compare({}, {"b", "c"})
+    reviewing.barred.clear()
+    with pytest.raises(WatchSilent, match="namespace c can be watched"):
+        await operator.shell.compare({}, {"b", "c"})
+    reviewing.is_down = True
+    assert await operator._can_watch("c")
+
+
+async def test_what_nobody_watches_is_no_silent_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def can_watch(_: str) -> bool:
+        return False
+
+    monkeypatch.setattr("sluice_operator.handlers.SILENT_S", 0.0)
+    shell = Shell(NOWHERE, Work(asyncio.get_running_loop().time), 1.0, can_watch)
     shell.watched = ("b",)
-    shell.compare({}, {"b"})
-    with pytest.raises(WatchSilent, match="namespace a can be read"):
-        shell.compare({}, {"a", "b"})
+    for _ in range(3):
+        await shell.compare({("c", "m"): 7}, {"b", "c"})
+    await shell.compare({("b", "m"): 8}, {"b", "c"})
+    with pytest.raises(WatchSilent, match="no news of b/m"):
+        await shell.compare({("b", "m"): 8}, {"b", "c"})
 
 
 async def test_nodes_that_may_not_be_seen_are_unknown_and_asked_for_again(
@@ -158,6 +239,19 @@ async def test_nodes_that_may_not_be_seen_are_unknown_and_asked_for_again(
     cluster.lost.clear()
     monkeypatch.setattr(observe, "read_node", lambda item: item["metadata"]["name"])
     assert await observer.nodes() == ("m",)
+    cluster.failure = Refused(503, "ServiceUnavailable", "etcd")
+    assert [await observer.nodes(), await observer.nodes()] == [("m",), ("m",)]
+    assert caplog.text.count("cannot be listed: 503") == 1
+
+
+async def test_nodes_are_listed_once_however_many_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight looks had eight listings in memory at a time: of two thousand nodes with all their labels, a gigabyte."""
+    cluster: Any = Namespaces(set())
+    nobody: Any = None
+    observer = Observer(cluster, nobody, nobody, may_see_nodes=True)
+    monkeypatch.setattr(observe, "read_node", lambda item: item["metadata"]["name"])
+    assert await asyncio.gather(*(observer.nodes() for _ in range(8))) == [("m",)] * 8
+    assert cluster.listed == 1
 
 
 class Broken(StandardRenderer):
@@ -272,7 +366,9 @@ async def test_a_key_that_is_lost_or_damaged_is_written_again_and_is_the_same_fo
     assert told == "good" if is_known else len(told) == 64
 
 
-async def carried_out(actions: list[Any], kind: type, error: Exception) -> tuple[list[str], observe.Known, Any]:
+async def carried_out(
+    actions: list[Any], kind: type, error: Exception, known: observe.Known | None = None
+) -> tuple[list[str], observe.Known, Any]:
     """(what was done, what is known then, what it raised), where each of `kind` ends with `error`."""
     done: list[str] = []
 
@@ -281,6 +377,8 @@ async def carried_out(actions: list[Any], kind: type, error: Exception) -> tuple
 
         async def obey(self, action: Any) -> Any:
             if isinstance(action, kind):
+                if isinstance(error, Conflict | NotFound):
+                    return Outcome(stale=error)
                 raise error
             done.append(type(action).__name__)
             return IDLE
@@ -288,7 +386,7 @@ async def carried_out(actions: list[Any], kind: type, error: Exception) -> tuple
     nobody: Any = None
     reconciler = Reconciler(nobody, nobody, nobody, nobody, Work(asyncio.get_running_loop().time))
     observed = Simulated(manifest()).observe()
-    known = observe.Known("u", observed.memory, nobody)
+    known = known or observe.Known("u", observed.memory, nobody)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sluice_operator.reconcile.Applier", Obeying)
         try:
@@ -311,6 +409,21 @@ async def test_a_write_that_is_refused_is_told_of_and_what_only_tells_is_done(er
     assert str(error) in known.refused
 
 
+@pytest.mark.parametrize("code", [404, 409, 413, 418, 429, 503])
+async def test_a_webhook_that_denies_with_any_code_is_told_of_when_it_goes_on(code: int) -> None:
+    """There was no status at all, for ever; once or twice it is the API server's own hurry, and no news."""
+    denied = (_BY_CODE.get(code) or Refused)(code, "x", 'admission webhook "p.example.com" denied the request: no')
+    status = WriteStatus(Simulated(manifest()).observe().status)
+    actions = [Apply({"kind": "Service", "metadata": {"name": "m"}}), EnsureSecret("k"), status]
+    known: observe.Known | None = None
+    for look in range(1, 6):
+        done, known, raised = await carried_out(actions, Apply, denied, known)
+        assert "EnsureSecret" not in done
+        assert ("WriteStatus" in done) == (look == 5)
+        assert ("denied the request: no" in known.refused) == (look == 5)
+    assert raised is denied
+
+
 async def test_an_event_that_cannot_be_written_holds_up_nothing() -> None:
     """Neither what is told in status, nor a drain that comes after it."""
     limited = Refused(429, "TooManyRequests", "event rate limit")
@@ -319,10 +432,10 @@ async def test_an_event_that_cannot_be_written_holds_up_nothing() -> None:
     assert done == ["EnsureSecret"]
 
 
-async def test_many_that_are_scaled_are_looked_at_more_seldom() -> None:
-    """Three hundred of them would have cost a core, and the API server seven hundred requests a second."""
+@contextlib.asynccontextmanager
+async def looking_at(simulated: Simulated) -> AsyncIterator[Any]:
+    """A reconciler to which every ModelDeployment is as `simulated`, and which changes nothing."""
     nobody: Any = None
-    simulated = Simulated(manifest(decode={"replicas": 1, "scaling": {"mode": "Auto", "auto": {"maxReplicas": 2}}}))
 
     class Here:
         async def find(self, path: str) -> Any:
@@ -337,10 +450,29 @@ async def test_many_that_are_scaled_are_looked_at_more_seldom() -> None:
         reconciler = Reconciler(here, nobody, nobody, StandardRenderer("i"), Work(asyncio.get_running_loop().time))
         patch.setattr(reconciler, "observer", Seen())
         patch.setattr(reconciler, "_planned", lambda *_: ())
+        yield reconciler
+
+
+async def test_what_is_awaited_is_looked_at_soon_though_all_is_ready() -> None:
+    """No watch tells of the end of a drain, nor of whom a gateway routes to: each cost a minute."""
+    simulated = Simulated(manifest(decode={"replicas": 2}))
+    simulated.run_until_quiet(2000)
+    async with looking_at(simulated) as reconciler:
+        assert await reconciler.reconcile(("ns", "m")) == 60.0
+        simulated.change(decode={"replicas": 1})
+        simulated.step()
+        assert simulated.status.reason == ""
+        assert await reconciler.reconcile(("ns", "m")) == 5.0
+
+
+async def test_many_that_are_awaited_are_looked_at_more_seldom() -> None:
+    """Three hundred of them would have cost a core, and the API server seven hundred requests a second."""
+    scaled = manifest(decode={"replicas": 1, "scaling": {"mode": "Auto", "auto": {"maxReplicas": 2}}})
+    async with looking_at(Simulated(scaled)) as reconciler:
         assert await reconciler.reconcile(("ns", "m")) == 5.0
         for number in range(299):
             last = await reconciler.reconcile(("ns", f"m{number}"))
         assert last == 30.0
-        patch.setattr(here, "find", lambda path: asyncio.sleep(0))
+        reconciler.cluster.find = lambda path: asyncio.sleep(0)
         await reconciler.reconcile(("ns", "m0"))
-        assert len(reconciler._scaled) == 299
+        assert len(reconciler._awaiting) == 299

@@ -177,6 +177,43 @@ def test_however_long_the_detail_is_the_remedy_is_told(reason):
     assert told.endswith(REASONS[reason].remedy)
 
 
+def by_type(cluster):
+    return {condition.type: condition for condition in cluster.status.conditions}
+
+
+def test_an_engine_that_a_gateway_does_not_route_to_is_told_of_with_the_gateway():
+    """It stayed Scaling for ever, Ready, and nobody said what it waited for."""
+    cluster = Cluster(manifest(decode={"replicas": 2}))
+    while not (decode := [p.name for p in cluster.pods.values() if p.role is PodRole.DECODE]):
+        cluster.step()
+    cluster.unknown = {decode[0]}
+    cluster.run_until_quiet(2000)
+    gateway = min(p.name for p in cluster.pods.values() if p.role is PodRole.GATEWAY)
+    told = by_type(cluster)
+    assert (told["Progressing"].status, told["Progressing"].reason) == (ConditionStatus.FALSE, "NotRouted")
+    assert f"Pod {decode[0]}: gateway {gateway} does not know it." in told["Progressing"].message
+    assert (told["Degraded"].status, told["Degraded"].reason) == (ConditionStatus.TRUE, "BelowCapacity")
+    assert told["Ready"].status is ConditionStatus.TRUE
+    cluster.unknown = set()
+    cluster.run_until_quiet(2000)
+    told = by_type(cluster)
+    assert told["Progressing"].reason == "Complete"
+    assert told["Degraded"].status is ConditionStatus.FALSE
+
+
+def test_a_rollout_whose_new_engines_are_not_routed_to_keeps_the_old_ones_and_says_so():
+    cluster = Cluster(manifest())
+    cluster.run_until_quiet(2000)
+    old = {name for name, p in cluster.pods.items() if p.role is not PodRole.GATEWAY}
+    cluster.change(image=with_tag("2"))
+    for _ in range(60):
+        cluster.unknown = {name for name, p in cluster.pods.items() if name not in old}
+        cluster.step()
+    assert old <= cluster.pods.keys()
+    told = by_type(cluster)
+    assert (told["Progressing"].status, told["Progressing"].reason) == (ConditionStatus.FALSE, "NotRouted")
+
+
 @pytest.mark.parametrize("role", ["prefill", "decode", "gateway"])
 def test_pods_that_nobody_may_make_are_told_of_in_the_words_of_whoever_refuses(role):
     """It said Starting, and to wait."""

@@ -17,8 +17,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 import threading
 import time
+import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,8 +127,9 @@ class FakeFleet:
         self.on_gateway = lambda gateway: None
         self.errors: list[str] = []
         self._client, self._namespace = client, namespace
-        self._lives: dict[str, tuple[str, Any, dict[str, str]]] = {}  # pod -> life, server, addresses
+        self._lives: dict[str, tuple[str, Any, str]] = {}  # pod -> life, server, its address on loopback
         self._stop = threading.Event()
+        self._turns, self._loop = 0, None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="fake fleet", daemon=True)
 
     def __enter__(self):
@@ -153,11 +156,22 @@ class FakeFleet:
             time.sleep(0.05)
         return told
 
+    def describe(self) -> str:
+        """For whoever reads why a test has failed: what is served, what went wrong, where its thread is."""
+        engines = [f"{e.pod} at {e.address}" + (" draining" if e.draining else "") for e in list(self.engines.values())]
+        gateways = [f"{g.pod} blind to {sorted(g.blind)}" for g in self.gateways]
+        where = sys._current_frames().get(self._thread.ident or 0)
+        stack = "".join(traceback.format_stack(where)) if where is not None else "its thread has ended\n"
+        tasks = "".join(f"{task}\n" for task in asyncio.all_tasks(self._loop)) if self._loop is not None else ""
+        return f"engines {engines}\ngateways {gateways}\nerrors {self.errors[-3:]}\nturns {self._turns}\n{stack}{tasks}"
+
     # -- in step with the API ------------------------------------------------------------------------------------------
 
     async def _run(self):
+        self._loop = asyncio.get_running_loop()
         try:
             while not self._stop.is_set():
+                self._turns += 1
                 try:
                     path = f"{KINDS['Pod'].path(self._namespace)}?labelSelector={LABEL_DEPLOYMENT}"
                     pods = await asyncio.to_thread(self._client.items, path)
@@ -177,8 +191,15 @@ class FakeFleet:
             self.gateways_by_pod.pop(name, None)
             await server.stop(0)
         for name in lives.keys() - self._lives.keys():
-            self._lives[name] = (lives[name], *await self._serve(pods[name], lives[name]))
-        told = {pod: where for _, _, addresses in self._lives.values() for pod, where in addresses.items()}
+            server, where = await self._serve(pods[name], lives[name])
+            self._lives[name] = lives[name], server, where
+        told = {}
+        for name, (_, _, where) in self._lives.items():
+            # Read anew each time: kwok may give a pod another address while it starts, as a new sandbox would.
+            address = pods[name]["status"]["podIP"]
+            if (engine := self.engines.get(name)) is not None:
+                engine.address = f"{address}:{ports.ENGINE}"
+            told[f"{address}:{ports.CONTROL if engine is None else ports.ENGINE}"] = where
         fresh = self.dial.with_suffix(".new")
         fresh.write_text(json.dumps(told))
         fresh.replace(self.dial)
@@ -192,7 +213,6 @@ class FakeFleet:
             gateway = FakeGateway(name, deployment)
             self.on_gateway(gateway)
             fleet_pb2_grpc.add_FleetServicer_to_server(_Fleet(gateway, self), server)
-            port = ports.CONTROL
             self.gateways_by_pod[name] = gateway
         else:
             revision = labels.get(LABEL_REVISION, "")
@@ -200,11 +220,10 @@ class FakeFleet:
             engine.fingerprint = revision
             self.on_engine(engine)
             engine_pb2_grpc.add_EngineServicer_to_server(_Engine(engine), server)
-            port = ports.ENGINE
             self.engines[name] = engine
-        where = server.add_insecure_port("127.0.0.1:0")
+        port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        return server, {f"{address}:{port}": f"127.0.0.1:{where}"}
+        return server, f"127.0.0.1:{port}"
 
 
 def is_running(pod) -> bool:

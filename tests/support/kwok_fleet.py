@@ -19,12 +19,14 @@ import time
 from pathlib import Path
 
 from sluice_operator import __main__ as operator_main
+from sluice_operator import plan as operator_plan
 from sluice_operator.apply import Applier
 from sluice_operator.fleet import Heard
 from sluice_operator.fleet_client import LiveFleet, plaintext
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.observed import EngineReport, GatewayReport, Load
 from sluice_operator.render.revision import StandardRenderer
+from sluice_operator.rotation import Lives
 
 PAGES = 1000
 
@@ -111,10 +113,13 @@ def run(arguments):
     options.add_argument("--dial", type=Path, help="written by FakeFleet: pod address -> loopback address")
     options.add_argument("--drained", type=Path, required=True)
     options.add_argument("--constant", action="append", default=[], help="MODULE.NAME=SECONDS, for waits of minutes")
+    options.add_argument("--lives", help="of certificates, seconds: of a CA, of a leaf, and the wait between steps")
     options.add_argument("--other-defaults", action="store_true", help="an operator of another version")
     own, rest = options.parse_known_args(arguments)
     for told in own.constant:
         set_constant(*told.split("="))
+    if own.lives:
+        operator_plan.LIVES = Lives(*map(float, own.lives.split(",")))
     if own.other_defaults:
         operator_main.StandardRenderer = OtherDefaults
     if own.die_after is not None:

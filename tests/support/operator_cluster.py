@@ -134,6 +134,7 @@ class Cluster:
         self.broken: list[str] = []
         self.lost: set[str] = set()
         self.routing, self.new_gateways_fail = True, False
+        self.unknown: set[str] = set()  # engines of which gateways have not heard
         self.queue_age_ms, self.queued = 0.0, 0
         self.pages: int | None = None  # wanted of decode, by all sequences
         self.work = {PodRole.PREFILL: 2, PodRole.DECODE: 3}
@@ -179,7 +180,8 @@ class Cluster:
         )
 
     def _pod(self, p: SimPod) -> Pod:
-        answers = p.started and p.role in ENGINE_ROLES
+        # Nobody knows its address at once.
+        answers = p.started and p.role in ENGINE_ROLES and (not p.ready or self.now - p.ready_at >= TICK_S)
         return Pod(
             p.name,
             p.name,
@@ -216,6 +218,7 @@ class Cluster:
             if p.role in ENGINE_ROLES
             and p.started
             and p.gone_at is None
+            and p.name not in self.unknown
             and p.ready
             and self.now - p.ready_at >= TICK_S
         )

@@ -94,7 +94,11 @@ class ImageSpec:
     digest: str | None = api("The image's digest, sha256:....", None, max_size=71, pattern=r"^sha256:[a-f0-9]{64}$")
     pull_policy: PullPolicy = api("When to pull.", PullPolicy.IF_NOT_PRESENT)
     pull_secrets: tuple[str, ...] = api(
-        "Names of image pull Secrets in the same namespace.", (), max_size=8, item_pattern=_NAME
+        "Names of image pull Secrets in the same namespace. The gateways' image, which is the operator's, is pulled"
+        " with them too.",
+        (),
+        max_size=8,
+        item_pattern=_NAME,
     )
 
 

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -15,6 +16,8 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sluice_engine.address import join, split
+from sluice_gateway.connections import TOO_MANY, Idle, most_connections
+from sluice_gateway.counters import Counters
 from sluice_gateway.gateway import Gateway
 from sluice_gateway.respond import ABORT, CHUNK, TryWrite
 
@@ -23,9 +26,61 @@ EVERY_HOST = "*"
 
 
 class StreamingProtocol(HttpToolsProtocol):
-    """Gives the application a way to drop a client that does not read, and a short one to write to one that does."""
+    """Gives the application a way to drop a client that does not read, and a short one to write to one that does.
+
+    One that does not say in `head_s` what it wants is dropped. Where there are more than `most`, the one that has been
+    idle longest gives way; where all are at work, the new one is told to come again."""
+
+    def __init__(
+        self, *args: Any, idle: Idle[StreamingProtocol], most: int, head_s: float, counters: Counters, **more: Any
+    ) -> None:
+        super().__init__(*args, **more)
+        self._idle, self._most, self._head_s, self._counters = idle, most, head_s, counters
+        self._late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._idle.begin(self)
+        self._await_head()
+        if len(self.connections) > self._most:
+            self._counters.dropped_connections += 1
+            other = self._idle.longest(but=self)
+            if other is not None:
+                other.transport.abort()
+            else:
+                transport.write(TOO_MANY)
+                transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._idle.end(self)
+        self._head_is_there()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await_head()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.timeout_keep_alive_task is not None:
+            self._idle.begin(self)
+
+    def _await_head(self) -> None:
+        if self._late is None:
+            self._late = self.loop.call_later(self._head_s, self._drop)
+
+    def _head_is_there(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _drop(self) -> None:
+        self._counters.dropped_connections += 1
+        self.transport.abort()
 
     def on_headers_complete(self) -> None:
+        self._head_is_there()
+        self._idle.end(self)
         extensions: dict[str, Any] = {ABORT: self.transport.abort}
         self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
         super().on_headers_complete()
@@ -132,7 +187,13 @@ def make_server(app: FastAPI, on_ready: Callable[[], None]) -> Server:
     gateway: Gateway = app.state.gateway
     config = uvicorn.Config(
         app,
-        http=StreamingProtocol,
+        http=partial(
+            StreamingProtocol,
+            idle=Idle(),
+            most=gateway.settings.max_connections or most_connections(),
+            head_s=gateway.settings.head_timeout_s,
+            counters=gateway.counters,
+        ),  # type: ignore[arg-type] # it is called, and nothing else
         ws="none",
         loop="uvloop",
         lifespan="on",

@@ -22,7 +22,8 @@ class Settings:
     """`api_keys` empty: no key is needed. `slow_client_bytes`: what may wait for one client that does not read.
 
     `supervisor`: http://HOST:PORT of the gateway's own, for the status page.
-    `outage_s`: new requests wait for a fleet that lost its last usable pair this recently.
+    `head_timeout_s`: a client that has not said by then what it wants is dropped. `max_connections`: 0 for as many as
+    there are descriptors. `outage_s`: new requests wait for a fleet that lost its last usable pair this recently.
     """
 
     model_name: str
@@ -38,6 +39,8 @@ class Settings:
     outage_s: float = 30.0
     max_body_bytes: int = 32 * 1024 * 1024
     body_timeout_s: float = 60.0
+    head_timeout_s: float = 20.0
+    max_connections: int = 0
     max_choices: int = 128
     slow_client_bytes: int = 1024 * 1024
     shutdown_s: float = 10.0

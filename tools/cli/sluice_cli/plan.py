@@ -23,7 +23,9 @@ class Manifest:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "print what the operator would do with a ModelDeployment, and which nodes could take its pods"
-    parser.add_argument("-f", "--file", type=Path, required=True, metavar="MDEP", help="a ModelDeployment (YAML)")
+    parser.add_argument(
+        "-f", "--file", type=Path, required=True, metavar="MDEP", help="a ModelDeployment (YAML); -: stdin"
+    )
     parser.add_argument(
         "--nodes",
         type=Path,
@@ -77,7 +79,8 @@ def read_documents(path: Path) -> Sequence[Mapping[str, Any]]:
     except ImportError as error:
         raise PlanError("reading YAML needs PyYAML: pip install 'sluice-serve[operator]'") from error
     try:
-        return list(_objects(yaml.safe_load_all(path.read_text()), path))
+        text = sys.stdin.read() if str(path) == "-" else path.read_text()
+        return list(_objects(yaml.safe_load_all(text), path))
     except yaml.YAMLError as error:
         raise PlanError(f"{path} is no YAML: {error}") from error
     except UnicodeDecodeError as error:

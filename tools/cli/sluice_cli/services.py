@@ -83,10 +83,9 @@ class Service:
     async def _keep(self) -> None:
         backoff, started_once = FIRST_BACKOFF_S, False
         while not self._stopping.is_set():
-            status = await self._run_once()
+            cause, last_words = await self._life()
             if self._stopping.is_set():
                 return
-            cause, last_words = self._cause or _ended(status), "" if self._cause else self._last_words()
             if not self.ready.is_set() and not started_once:
                 raise StartFailed(self.name, cause, last_words)
             backoff = FIRST_BACKOFF_S if self.ready.is_set() else min(2 * backoff, LAST_BACKOFF_S)
@@ -96,6 +95,14 @@ class Service:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(backoff):
                     await self._stopping.wait()
+
+    async def _life(self) -> tuple[str, str]:
+        """(how one ended, what it said last). One that cannot begin, for want of room, memory or processes, has too."""
+        try:
+            status = await self._run_once()
+        except OSError as error:
+            return f"it cannot be started: {error}", ""
+        return self._cause or _ended(status), "" if self._cause else self._last_words()
 
     async def _run_once(self) -> int:
         parent = os.getpid()
@@ -140,15 +147,18 @@ class Service:
         if self.log is None:
             sys.stderr.write(line.decode(errors="replace"))
             return
-        with self.log.open("ab") as log:
+        with contextlib.suppress(OSError), self.log.open("ab") as log:
             log.write(line)
 
     def _last_words(self) -> str:
-        if self.log is None or not self.log.exists():
+        if self.log is None:
             return ""
-        with self.log.open("rb") as log:
-            log.seek(max(0, self.log.stat().st_size - LAST_WORDS_BYTES))
-            return log.read().decode(errors="replace").strip()
+        try:
+            with self.log.open("rb") as log:
+                log.seek(max(0, self.log.stat().st_size - LAST_WORDS_BYTES))
+                return log.read().decode(errors="replace").strip()
+        except OSError:
+            return ""
 
 
 def _begin_log(path: Path) -> IO[bytes]:

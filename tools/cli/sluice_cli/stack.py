@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
 
 from sluice_cli import sample
 from sluice_cli.http import get_json
@@ -25,6 +24,7 @@ from sluice_protocol.generate import Role
 
 PATIENCE_S = 15.0  # say what is waited for, this often
 ROUTABLE_S = 60.0
+FLEET_AGAIN_S = 1.0
 ENGINE_MODULES = {
     Role.PREFILL: "sluice_prefill",
     Role.DECODE: "sluice_decode",
@@ -71,6 +71,7 @@ class Stack:
         self._announced: dict[str, Event] = {}  # service -> what its supervisor said of itself
         self._liveness: dict[str, asyncio.Task[None]] = {}
         self._zygote_watch: list[asyncio.Task[None]] = []
+        self._fleet_again: asyncio.TimerHandle | None = None
         self._is_ready = False
         self._stop = asyncio.Event()
         self._wounded = asyncio.Event()
@@ -134,7 +135,7 @@ class Stack:
                 continue
             error = service.task.exception()
             if isinstance(error, StartFailed):
-                _print(f"sluice up: {error}{_hint(error)}", sys.stderr)
+                print(f"sluice up: {error}{_hint(error)}", file=sys.stderr)
                 return 1
             if error is not None:
                 raise error
@@ -169,10 +170,10 @@ class Stack:
         self._write_note()
         self._say(f"ready: {self.url}/v1   (model {self.spec.name})")
         question, system = sample.question(self.spec.model)
-        _print(f"\n{sample.curl(self.url, self.spec.name, system, question, bool(self.spec.api_key))}\n")
+        print(f"\n{sample.curl(self.url, self.spec.name, system, question, bool(self.spec.api_key))}\n")
         if self.spec.ask_sample and not await self._unless_over(self._ask()):
             return
-        _print(f"Ctrl-C stops it; `{_as_typed()} chat` talks to it.")
+        print(f"Ctrl-C stops it; `{_as_typed()} chat` talks to it.")
         await self._unless_over(self._tell_of_recoveries())
 
     def _write_note(self) -> None:
@@ -219,7 +220,7 @@ class Stack:
 
         def on_ready(event: Event) -> None:
             self._members[name] = (role.value, str(event["address"]))
-            self._write_fleet()
+            self._tell_fleet()
 
         return self._service(name, tuple(argv), lambda event: event.get("event") == "ready", on_ready)
 
@@ -251,7 +252,21 @@ class Stack:
         log = None if self.spec.verbose else self.directory / f"{name}.log"
         return Service(name, argv, log, is_ready, on_ready, self._on_event, self._on_death)
 
+    def _tell_fleet(self) -> None:
+        """Where there is no room for it now the gateway goes on with the last one, and it is tried again."""
+        if self._fleet_again is not None:
+            self._fleet_again.cancel()
+        try:
+            self._write_fleet()
+        except OSError as error:
+            if self._fleet_again is None:
+                self._say(f"the gateway is not told of the engines yet: {error}")
+            self._fleet_again = asyncio.get_running_loop().call_later(FLEET_AGAIN_S, self._tell_fleet)
+        else:
+            self._fleet_again = None
+
     def _write_fleet(self) -> None:
+        """Raises OSError."""
         members = [{"role": role, "address": address} for role, address in self._members.values()]
         path = self.directory / "fleet.json"
         fresh = path.with_suffix(".new")
@@ -325,22 +340,13 @@ class Stack:
         if watch is not None:
             watch.cancel()
         if self._members.pop(name, None) is not None:
-            self._write_fleet()
+            self._tell_fleet()
         self._say(f"{name} died ({cause}); starting it again")
         if last_words:
-            _print(last_words, sys.stderr)
+            print(last_words, file=sys.stderr)
 
     def _say(self, text: str) -> None:
-        _print(f"[{time.monotonic() - self._started:6.2f}s] {text}")
-
-
-def _print(text: str, stream: TextIO | None = None) -> None:
-    """Whoever read our output may go; what we serve goes on."""
-    out = stream or sys.stdout
-    try:
-        print(text, file=out, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+        print(f"[{time.monotonic() - self._started:6.2f}s] {text}")
 
 
 def _as_typed() -> str:

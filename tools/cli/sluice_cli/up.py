@@ -19,6 +19,7 @@ from sluice_cli.place import PortTaken, evidence_directory, reserved_port, run_d
 from sluice_cli.stack import Stack, StackSpec
 from sluice_engine.errors import SpecError
 from sluice_engine.model.errors import ModelError
+from sluice_engine.outlet import heard_or_not
 from sluice_engine.spec import EngineSpec, resolve
 from sluice_protocol.generate import Role
 
@@ -71,7 +72,10 @@ def run(args: argparse.Namespace) -> int:
         return 2
     try:
         with reserved_port(args.port) as port, run_directory() as directory, _evidence() as evidence:
-            return asyncio.run(Stack(replace(spec, evidence=evidence), port, directory).run())
+            stack = Stack(replace(spec, evidence=evidence), port, directory)
+            # Whoever reads what we say may stop, or go: what we serve, restart and look after goes on.
+            with heard_or_not():
+                return asyncio.run(stack.run())
     except PortTaken as error:
         print(f"sluice up: {error}", file=sys.stderr)
         return 1

@@ -1,0 +1,102 @@
+"""Clients that connect and ask nothing take nobody's place, and no descriptor that somebody needs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from raw_request import hang_up, open_request, unified
+
+from sluice_gateway.connections import LEAST, most_connections
+
+MOST = 20
+
+
+async def connect(stack: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", int(stack.url.rsplit(":", 1)[1]))
+
+
+async def answered(reader: asyncio.StreamReader) -> bytes:
+    """The status line; empty for one who was dropped."""
+    try:
+        async with asyncio.timeout(20):
+            return await reader.readline()
+    except ConnectionError:
+        return b""
+
+
+async def test_those_who_ask_nothing_give_way_to_those_who_do(start: Any) -> None:
+    """A thousand of them had every descriptor, and whoever came was taken and hung up on, for ever."""
+    stack = await start(unified(), max_connections=MOST)
+    await stack.http.get("/v1/models")  # the test's own client stays idle, and is the first to give way
+    silent = [await connect(stack) for _ in range(3 * MOST)]
+    for _ in range(3):
+        reader, writer = await open_request(stack)
+        assert (await answered(reader)).startswith(b"HTTP/1.1 200")
+        await hang_up(writer)
+    gone = [await answered(reader) for reader, _ in silent[:MOST]]
+    assert gone == [b""] * MOST
+    assert stack.gateway.counters.dropped_connections >= 2 * MOST
+    assert len(stack.server.server_state.connections) <= MOST
+    for _, writer in silent:
+        await hang_up_quietly(writer)
+
+
+async def hang_up_quietly(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    try:
+        await writer.wait_closed()
+    except ConnectionError:
+        return
+
+
+async def test_where_all_are_at_work_the_next_one_is_told_to_come_again(start: Any) -> None:
+    stack = await start(unified(max_running=64), max_connections=4)
+    stack["u"].gate.clear()
+    working = [await open_request(stack) for _ in range(4)]
+    await stack.until(lambda: stack.gateway.dispatcher.running == 4)
+    reader, writer = await connect(stack)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    assert head.startswith(b"HTTP/1.1 503")
+    assert b"retry-after: 1" in head
+    assert json.loads(await reader.read())["error"]["code"] == "too_many_connections"
+    await hang_up_quietly(writer)
+    stack["u"].gate.set()
+    for reader, writer in working:
+        assert (await answered(reader)).startswith(b"HTTP/1.1 200")
+        await hang_up(writer)
+
+
+async def test_half_a_head_is_not_waited_for(start: Any) -> None:
+    stack = await start(unified(), head_timeout_s=0.3)
+    for said in (b"", b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"):
+        reader, writer = await connect(stack)
+        writer.write(said)
+        assert await answered(reader) == b""
+        await hang_up_quietly(writer)
+
+
+async def test_nor_is_half_of_the_next_one(start: Any) -> None:
+    """A connection that has asked before has no other right; one that waits for its answer loses nothing."""
+    stack = await start(unified(), head_timeout_s=0.3)
+    stack["u"].gate.clear()
+    reader, writer = await open_request(stack)
+    await asyncio.sleep(0.6)
+    stack["u"].gate.set()
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    assert head.startswith(b"HTTP/1.1 200")
+    length = next(
+        int(line.split(b":")[1]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")
+    )
+    await reader.readexactly(length)
+    writer.write(b"GET /v1/models HTTP/1.1\r\n")
+    assert await answered(reader) == b""
+    await hang_up_quietly(writer)
+
+
+def test_there_is_always_room_for_some(monkeypatch: Any) -> None:
+    limits = {100: LEAST, 1024: 768, 1 << 30: 65_536, -1: 65_536}
+    for soft, most in limits.items():
+        monkeypatch.setattr("resource.getrlimit", lambda _, soft=soft: (soft, soft))
+        assert most_connections() == most
