@@ -1,7 +1,8 @@
 """The control path, end to end: `sluice up --scripted` under streaming load. One token per running stream and step
 through the real step loop, one SSE event per token, a NIXL handoff per request.
 
-Usage: bench_control.py [--streams 1 16 64] [--tokens 300] [--runs 5] [--unified] [--peer URL MODEL]
+Usage: bench_control.py [--streams 1 16 64] [--tokens 300] [--runs 5] [--unified] [--page-tokens N]
+       [--peer URL MODEL]
 
 Prints per number of streams the median over the runs of chunks/s, first token and p99 gap, and CPU microseconds per
 token and process; memory per process at the end. With --peer the same load goes to another server in between, run by
@@ -74,6 +75,11 @@ class Up:
         self._runtime.cleanup()
 
 
+def page_tokens_flag(page_tokens: int) -> list[str]:
+    """0: the scripted model's own."""
+    return ["--page-tokens", str(page_tokens)] if page_tokens else []
+
+
 def measure(up: Up, args: argparse.Namespace, streams: int) -> None:
     ours, peers, cpu = [], [], []
     for _ in range(args.runs):
@@ -110,12 +116,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--unified", action="store_true")
+    parser.add_argument("--page-tokens", type=int, default=0)
     parser.add_argument("--peer", nargs=2, metavar=("URL", "MODEL"))
     args = parser.parse_args()
     print(
         f"machine: {platform.processor() or platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
     )
-    up = Up(*(["--unified"] if args.unified else []))
+    up = Up(*(["--unified"] if args.unified else []), *page_tokens_flag(args.page_tokens))
     try:
         load(up.url, "scripted", 4, 50)
         time.sleep(0.5)

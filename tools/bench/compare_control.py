@@ -1,10 +1,12 @@
 """The control path of several builds, run by run in between: what others do on the machine meets all of them alike.
 
-Usage: compare_control.py TREE TREE... [--streams 64] [--tokens 300] [--runs 6] [--peer URL MODEL DIR]
+Usage: compare_control.py TREE TREE... [--streams 64] [--tokens 300] [--runs 6] [--page-tokens N]
+       [--peer URL MODEL DIR]
 
 A TREE is a checkout of this repository; all run in this one's environment. Prints per process the medians over the
 runs of CPU microseconds per token, a column per tree; apart from them what the asking process took, chunks/s, first
-token and gap. With --peer another server is the last column: DIR has a NAME.pid for each of its processes.
+token and gap. With --peer another server is the last column: DIR has a NAME.pid for each of its processes. What we
+do per record is paid per page: --page-tokens 64 are the blocks of Dynamo's mock workers.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
-from bench_control import Up, load
+from bench_control import Up, load, page_tokens_flag
 
 ROOTS = (
     "engine",
@@ -31,9 +33,9 @@ ROOTS = (
 )
 
 
-def start(tree: Path) -> Up:
+def start(tree: Path, *flags: str) -> Up:
     os.environ["PYTHONPATH"] = os.pathsep.join(str(tree.resolve() / root) for root in ROOTS)
-    return Up()
+    return Up(*flags)
 
 
 class Peer:
@@ -78,12 +80,13 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--runs", type=int, default=6)
+    parser.add_argument("--page-tokens", type=int, default=0)
     parser.add_argument("--peer", nargs=3, metavar=("URL", "MODEL", "DIR"))
     args = parser.parse_args()
     with ExitStack() as exits:
         ups: list[Up | Peer] = []
         for tree in args.trees:
-            up = start(tree)
+            up = start(tree, *page_tokens_flag(args.page_tokens))
             ups.append(up)
             exits.callback(up.stop)
         if args.peer:

@@ -142,10 +142,9 @@ class _SourceLease:
         self._events: asyncio.Queue[tuple[LeaseEvent, Any]] = asyncio.Queue()
         self._granted: list[GrantedRecord] = []
         self._outbox: list[SourceMessage] = []
-        self._ttl: asyncio.TimerHandle | None = None
+        self._ttl = asyncio.timeout(OPEN_S)
         self._asked = False
         self._hand = Hand(thread.at_hand)
-        self._expired: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def post(self, event: LeaseEvent, message: object) -> None:
         self._thread.call(self._events.put_nowait, (event, message))
@@ -153,25 +152,21 @@ class _SourceLease:
     async def run(self) -> None:
         self._thread.counters["source_leases_opened"] += 1
         reading = asyncio.create_task(self._read())
-        driving = asyncio.create_task(self._drive())
-        self._expire_in(OPEN_S)
         try:
             # The ttl ends the lease also while a write waits for a reader that does not read.
-            await asyncio.wait({driving, self._expired}, return_when=asyncio.FIRST_COMPLETED)
-            if not driving.done():
-                self._lease.on(LeaseEvent.TTL)
-                self._tell_ended()
-        finally:
-            for task in (reading, driving):
-                task.cancel()
-            if self._ttl is not None:
-                self._ttl.cancel()
-            # The handler may be cancelled between two effects; the hold ends with the stream all the same.
+            async with self._ttl:
+                await self._drive()
+        except TimeoutError:
+            if not self._ttl.expired():
+                raise
+            self._lease.on(LeaseEvent.TTL)
             self._tell_ended()
-        if self._expired.done():
             async with asyncio.timeout(ABORT_S):
                 await self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "lease: its ttl ran out")
-        await driving
+        finally:
+            reading.cancel()
+            # The handler may be cancelled between two effects; the hold ends with the stream all the same.
+            self._tell_ended()
 
     async def _drive(self) -> None:
         while not self._lease.ended:
@@ -244,18 +239,8 @@ class _SourceLease:
             self._events.put_nowait((LeaseEvent.REFUSED, refused))
             return
         self._asked = True
-        self._expire_in(opened.ttl_ms / 1e3)
+        self._ttl.reschedule(asyncio.get_running_loop().time() + opened.ttl_ms / 1e3)
         self._thread.tell_leader(self._thread.rooms.open_source, opened, self)
-
-    def _expire_in(self, seconds: float) -> None:
-        if self._ttl is not None:
-            self._ttl.cancel()
-        loop = asyncio.get_running_loop()
-        self._ttl = loop.call_later(seconds, self._expire)
-
-    def _expire(self) -> None:
-        if not self._expired.done():
-            self._expired.set_result(None)
 
     async def _send_bytes(self, fetch: Fetch) -> None:
         granted = {record.name for record in self._granted}
