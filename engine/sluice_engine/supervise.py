@@ -25,6 +25,7 @@ from sluice_engine import hooks
 from sluice_engine.arguments import own_spec, parse_arguments
 from sluice_engine.child_stderr import ChildStderr, passed_on
 from sluice_engine.deaths import ChildDied, blamed, deaths_of, first_cause, has_followed
+from sluice_engine.descriptors import raise_limit
 from sluice_engine.errors import SpecError
 from sluice_engine.health.guard import Guard, Service
 from sluice_engine.health.reading import Exit
@@ -400,6 +401,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     if args.parent:
         die_with_parent(args.parent, signal.SIGTERM)
+    raise_limit()
     with heard_or_not():
         try:
             spec, path = own_spec(args.spec, args.name, args.host, args.key_file, args.tls_dir)

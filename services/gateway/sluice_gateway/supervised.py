@@ -19,6 +19,7 @@ import msgspec
 
 from sluice_engine import hooks
 from sluice_engine.child_stderr import ChildStderr, passed_on
+from sluice_engine.descriptors import raise_limit
 from sluice_engine.health.guard import Guard, Service
 from sluice_engine.health.reading import Exit
 from sluice_engine.health.secrets import without_secrets
@@ -207,6 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     spec, parent = parse_arguments(sys.argv[1:] if argv is None else argv)
     if parent:
         die_with_parent(parent, signal.SIGTERM)
+    raise_limit()
     if spec.faults:
         hooks.arm(spec.faults)
     with heard_or_not():
