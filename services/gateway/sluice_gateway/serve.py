@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import signal
 import socket
+import sys
+import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -17,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from sluice_engine.address import join, split
 from sluice_gateway.gateway import Gateway
 from sluice_gateway.respond import ABORT, CHUNK, TryWrite
+from sluice_gateway.watcher import UNSENT
 
 logger = logging.getLogger(__name__)
 EVERY_HOST = "*"
@@ -26,12 +31,21 @@ class StreamingProtocol(HttpToolsProtocol):
     """Gives the application a way to drop a client that does not read, and a short one to write to one that does."""
 
     def on_headers_complete(self) -> None:
-        extensions: dict[str, Any] = {ABORT: self.transport.abort}
+        extensions: dict[str, Any] = {ABORT: self.transport.abort, UNSENT: partial(unsent_bytes, self.transport)}
         self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
         super().on_headers_complete()
         # The application runs in a task that has not begun. An upgrade that is refused has no cycle.
         if self.cycle is not None and self.cycle.scope is self.scope:
             extensions[CHUNK] = chunk_writer(self.cycle)
+
+
+def unsent_bytes(transport: asyncio.Transport) -> int:
+    """Written, and not acknowledged by the client's machine: in our buffer and in the kernel's."""
+    try:
+        queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    except (OSError, ValueError):  # it is closed
+        return 0
+    return transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
 
 
 def chunk_writer(cycle: RequestResponseCycle) -> TryWrite:
