@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import signal
 import socket
+import sys
+import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +23,7 @@ from sluice_gateway.connections import HEAD_TOO_LARGE, MAX_HEAD_BYTES, TOO_MANY,
 from sluice_gateway.counters import Counters
 from sluice_gateway.gateway import Gateway
 from sluice_gateway.respond import ABORT, CHUNK, TryWrite
+from sluice_gateway.watcher import UNSENT
 
 logger = logging.getLogger(__name__)
 EVERY_HOST = "*"
@@ -98,12 +102,21 @@ class StreamingProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_is_there()
         self._idle.end(self)
-        extensions: dict[str, Any] = {ABORT: self.transport.abort}
+        extensions: dict[str, Any] = {ABORT: self.transport.abort, UNSENT: partial(unsent_bytes, self.transport)}
         self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
         super().on_headers_complete()
         # The application runs in a task that has not begun. An upgrade that is refused has no cycle.
         if self.cycle is not None and self.cycle.scope is self.scope:
             extensions[CHUNK] = chunk_writer(self.cycle)
+
+
+def unsent_bytes(transport: asyncio.Transport) -> int:
+    """Written, and not acknowledged by the client's machine: in our buffer and in the kernel's."""
+    try:
+        queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    except (OSError, ValueError):  # it is closed
+        return 0
+    return transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
 
 
 def chunk_writer(cycle: RequestResponseCycle) -> TryWrite:
