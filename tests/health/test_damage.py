@@ -9,6 +9,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,13 +19,14 @@ from stopped import stop_process
 
 from sluice_engine import supervise
 from sluice_engine.health import evidence
-from sluice_engine.health.guard import EXIT_DEAD, Guard, Policy, Service
-from sluice_engine.health.incidents import QuarantinePolicy
+from sluice_engine.health.guard import EXIT_DEAD, EXIT_WEDGED, Guard, Policy, Service
+from sluice_engine.health.incidents import QuarantinePolicy, read_incidents
 from sluice_engine.health.layout import WORD, Blob, Field, Header, Phase, Readiness, blob_at, row_at
 from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.health.reading import Copy
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.spec import HealthSpec
+from sluice_engine.health.verdict import Kind, Verdict
 from sluice_engine.health.watched import GATEWAY_ROWS, Reason
 from sluice_gateway import supervised
 
@@ -199,6 +201,23 @@ async def test_evidence_that_cannot_be_told_is_left_out_and_the_end_comes_all_th
     verdict = guard.failed(ValueError("x"))
     assert await asyncio.wait_for(guard.close(verdict), 30) == EXIT_DEAD
     assert "no evidence: ZeroDivisionError" in (tmp_path / "termination-log").read_text()
+
+
+def no_thread(self: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+async def test_at_the_limit_of_threads_evidence_and_message_are_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = make_guard(tmp_path)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    wedge = Verdict(Kind.WEDGED, "DeviceStuck", "rank0.device", "device", 31.0, 30.0, 4)
+    assert await asyncio.wait_for(guard.close(wedge), 30) == EXIT_WEDGED
+    bundle = tmp_path / "evidence" / "incident-0001-DeviceStuck"
+    assert str(bundle) in (tmp_path / "termination-log").read_text()
+    assert (bundle / "recorder.bin").exists()
+    assert len(read_incidents(tmp_path / "evidence")) == 1
 
 
 # -- no room -----------------------------------------------------------------------------------------------------------

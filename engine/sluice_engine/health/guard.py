@@ -101,7 +101,10 @@ def in_daemon_thread(function: Callable[..., T], *args: object) -> asyncio.Futur
         with contextlib.suppress(RuntimeError):  # the loop is over
             loop.call_soon_threadsafe(tell, result, error)
 
-    threading.Thread(target=run, name="evidence", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="evidence", daemon=True).start()
+    except RuntimeError:  # the system has no room for another: here, then, though the probes wait
+        run()
     return done
 
 
