@@ -13,4 +13,5 @@ class Counters:
     failed: int = 0
     disconnected: int = 0
     slow_clients: int = 0
+    turned_away: int = 0
     retries: int = 0

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import termios
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,18 +20,85 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sluice_engine.address import join, split
+from sluice_gateway.counters import Counters
 from sluice_gateway.gateway import Gateway
+from sluice_gateway.lobby import HEAD_S, KEEP_ALIVE_S, NEXT_S, Bounds, Lobby, own_bounds
 from sluice_gateway.respond import ABORT, CHUNK, TryWrite
 from sluice_gateway.watcher import UNSENT
 
 logger = logging.getLogger(__name__)
 EVERY_HOST = "*"
+MAX_HEAD_BYTES = 64 * 1024
+
+
+def _short_answer(status: str, text: str, more: str = "") -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {len(text)}\r\n{more}Connection: close"
+    return f"{head}\r\n\r\n{text}".encode()
+
+
+CROWDED = _short_answer("503 Service Unavailable", "All connections of this gateway are taken.\n", "Retry-After: 1\r\n")
+TOO_LONG = _short_answer(
+    "431 Request Header Fields Too Large", f"A request's head has at most {MAX_HEAD_BYTES} bytes.\n"
+)
 
 
 class StreamingProtocol(HttpToolsProtocol):
-    """Gives the application a way to drop a client that does not read, and a short one to write to one that does."""
+    """Gives the application a way to drop a client that does not read, and a short one to write to one that does.
+    Who sends no request, or a head without end, is hung up on."""
+
+    lobby: Lobby  # of its server
+    counters: Counters
+    _head_bytes = -1  # of a head that has begun in an earlier piece; -1: none has
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self.lobby.has_room(len(self.connections) - 1):
+            self.lobby.enter(self, HEAD_S)
+        else:
+            self.counters.turned_away += 1
+            transport.write(CROWDED)
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lobby.leave(self)
+        super().connection_lost(exc)
+
+    def hang_up(self) -> None:
+        """As a guest of the lobby."""
+        self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        goes_on = self._head_bytes >= 0
+        super().data_received(data)
+        if goes_on and self._head_bytes >= 0:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse_head()
+
+    def _refuse_head(self) -> None:
+        self._head_bytes = -1
+        if not self._is_serving():
+            self.transport.write(TOO_LONG)
+        self.transport.close()
+        self.lobby.leave(self)
+
+    def _is_serving(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes = 0
+        if not self._is_serving():
+            self.lobby.enter(self, HEAD_S)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing() and not self._is_serving():
+            self.lobby.enter(self, NEXT_S)
 
     def on_headers_complete(self) -> None:
+        self._head_bytes = -1
+        self.lobby.leave(self)
         extensions: dict[str, Any] = {ABORT: self.transport.abort, UNSENT: partial(unsent_bytes, self.transport)}
         self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
         super().on_headers_complete()
@@ -64,8 +132,9 @@ def chunk_writer(cycle: RequestResponseCycle) -> TryWrite:
 class Server(uvicorn.Server):
     """Signals set a flag and the process exits with 0: uvicorn's own handlers would end it by the signal."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: Gateway, on_ready: Callable[[], None], lobby: Lobby) -> None:
         super().__init__(config)
+        self._lobby = lobby
         self._gateway = gateway
         self._on_ready = on_ready
         self._stopper: asyncio.TimerHandle | None = None
@@ -109,6 +178,7 @@ class Server(uvicorn.Server):
     async def main_loop(self) -> None:
         """A turn per second keeps the Date header right; being asked to exit wakes it at once."""
         while not await self.on_tick(0):
+            self._lobby.sweep()
             try:
                 async with asyncio.timeout(1.0):
                     await self._asked.wait()
@@ -142,18 +212,21 @@ def url_of(sock: socket.socket) -> str:
     return f"http://{join(host, port)}"
 
 
-def make_server(app: FastAPI, on_ready: Callable[[], None]) -> Server:
+def make_server(app: FastAPI, on_ready: Callable[[], None], bounds: Bounds | None = None) -> Server:
+    """`bounds`: else what the limit of this process's descriptors allows."""
     gateway: Gateway = app.state.gateway
+    lobby = Lobby(bounds or own_bounds(), time.monotonic)
+    protocol = type("Connection", (StreamingProtocol,), {"lobby": lobby, "counters": gateway.counters})
     config = uvicorn.Config(
         app,
-        http=StreamingProtocol,
+        http=protocol,
         ws="none",
         loop="uvloop",
         lifespan="on",
         access_log=False,
         log_config=None,
         server_header=False,
-        timeout_keep_alive=75,
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, round(gateway.settings.shutdown_s)),
     )
-    return Server(config, gateway, on_ready)
+    return Server(config, gateway, on_ready, lobby)
