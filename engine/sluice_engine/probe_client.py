@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,8 +16,21 @@ class NoAnswer(Exception):
     """It could not be reached, did not answer in time, or what it said was no HTTP; the message says which."""
 
 
+class AskerFailed(NoAnswer):
+    """It was not asked at all: we have no descriptor, memory or port left for it. That says nothing of it."""
+
+
+# What the system says to whoever has too much open.
+_OUR_OWN = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL, errno.EAGAIN})
+
+
+def is_our_own(error: OSError) -> bool:
+    """Whether it is the asker's trouble."""
+    return error.errno in _OUR_OWN
+
+
 async def ask(url: str, path: str, timeout_s: float) -> tuple[int, bytes]:
-    """(status, body) of `GET path` from `http://HOST:PORT`. Raises NoAnswer."""
+    """(status, body) of `GET path` from `http://HOST:PORT`. Raises NoAnswer, of which AskerFailed is one."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -30,7 +44,7 @@ async def ask(url: str, path: str, timeout_s: float) -> tuple[int, bytes]:
     except TimeoutError as error:
         raise NoAnswer(f"no answer from {url} within {timeout_s:g} s") from error
     except OSError as error:
-        raise NoAnswer(f"{url}: {error.strerror or error}") from error
+        raise (AskerFailed if is_our_own(error) else NoAnswer)(f"{url}: {error.strerror or error}") from error
     except (ValueError, EOFError, asyncio.LimitOverrunError) as error:
         raise NoAnswer(f"{url} does not speak HTTP: {error}") from error
 

@@ -100,6 +100,7 @@ class SourceRoom:
     granted_bytes: int = 0
     chunks: int = 0
     ended: bool = False
+    completed: bool = False
 
 
 @dataclass(slots=True)
@@ -202,6 +203,12 @@ class Rooms:
         self.sources[spec.id] = SourceRoom(spec, port, ids, span)
         port.post(LeaseEvent.ADMITTED, LeaseAdmitted(self.pid))
 
+    def reassure(self, port: SourceLeasePort) -> None:
+        """The lease thread asks: is it still meant to be granted? Silence says no."""
+        for sequence, room in self.sources.items():
+            if room.port is port and not (room.ended or room.completed) and sequence in self._leader.state.sequences:
+                port.post(LeaseEvent.GRANTED, Granted(()))
+
     def lease_ended(self, port: SourceLeasePort) -> None:
         """The reader's hold is gone, however it went."""
         for sequence, room in self.sources.items():
@@ -244,6 +251,7 @@ class Rooms:
         room.granted += len(records)
         room.port.post(LeaseEvent.GRANTED, Granted(tuple(records)))
         if grant.final:
+            room.completed = True
             total = Complete(room.granted, room.granted_bytes, len(room.spec.tokens))
             room.port.post(LeaseEvent.COMPLETE, total)
 

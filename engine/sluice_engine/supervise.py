@@ -25,6 +25,7 @@ from sluice_engine import hooks
 from sluice_engine.arguments import own_spec, parse_arguments
 from sluice_engine.child_stderr import ChildStderr, passed_on
 from sluice_engine.deaths import ChildDied, blamed, deaths_of, first_cause, has_followed
+from sluice_engine.descriptors import raise_limit
 from sluice_engine.errors import SpecError
 from sluice_engine.health.guard import Guard, Service
 from sluice_engine.health.reading import Exit
@@ -43,6 +44,8 @@ from sluice_engine.supervision import (
     end_by,
     ends_as_asked,
     failed_start,
+    leave_message,
+    named,
     policy_of,
     ports_of,
     probe_url,
@@ -127,7 +130,11 @@ class Supervisor:
             tasks += [loop.create_task(self._stopping.wait()), loop.create_task(self.guard.run())]
             tasks += [loop.create_task(child) for child in self._children()]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return await self._end(tasks)
+            verdict = await named(self.guard, self._judge(tasks))
+            if verdict is None:
+                say("stopped")
+                return 0
+            return await end_by(self.guard, verdict)
         finally:
             for task in tasks:
                 task.cancel()
@@ -143,17 +150,12 @@ class Supervisor:
             children.append(self._keep_sidecar())
         return children
 
-    async def _end(self, tasks: list[asyncio.Task[Any]]) -> int:
-        """After a wish to stop, the first death, or a verdict."""
+    async def _judge(self, tasks: list[asyncio.Task[Any]]) -> Verdict | None:
+        """After a wish to stop, the first death, or a verdict. Raises whatever ended the watch or a task."""
         if self._stopping.is_set():
             self.guard.drain(LEADER_LOOP.name, self.spec.drain_s + STOP_SLACK_S)
-            verdict = await self._drain(tasks[1], tasks[2:])
-        else:
-            verdict = await self._fatal(tasks[1], tasks[2:])
-        if verdict is None:
-            say("stopped")
-            return 0
-        return await end_by(self.guard, verdict)
+            return await self._drain(tasks[1], tasks[2:])
+        return await self._fatal(tasks[1], tasks[2:])
 
     async def _drain(self, watching: asyncio.Task[Verdict], children: list[asyncio.Task[Any]]) -> Verdict | None:
         """None: the leader has finished what it had. An engine that dies or freezes meanwhile is told of as ever."""
@@ -400,6 +402,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     if args.parent:
         die_with_parent(args.parent, signal.SIGTERM)
+    raise_limit()
     with heard_or_not():
         try:
             spec, path = own_spec(args.spec, args.name, args.host, args.key_file, args.tls_dir)
@@ -415,7 +418,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 async def _run(spec: EngineSpec, path: Path, zygote: str) -> int:
-    return await Supervisor(spec, path, zygote).run()
+    try:
+        return await Supervisor(spec, path, zygote).run()
+    except (SpecError, ModelError):
+        raise
+    except Exception as error:  # none is known that comes so far; without a message nobody would know of one
+        leave_message(spec.health, Path(spec.run_dir), error)
+        raise
 
 
 if __name__ == "__main__":

@@ -8,12 +8,15 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+import sys
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 from sluice_engine.address import join
 from sluice_engine.health.evidence import EvidenceLimits
-from sluice_engine.health.guard import Guard, Policy
+from sluice_engine.health.guard import MAX_MESSAGE_BYTES, TERMINATION, Guard, Policy, write_now
 from sluice_engine.health.incidents import QuarantinePolicy
 from sluice_engine.health.spec import HealthSpec
 from sluice_engine.health.verdict import Budgets, Kind, Verdict
@@ -58,6 +61,27 @@ def failed_start(error: OSError) -> Verdict:
     """Of the supervisor itself: it has no memory for its children, or no place to answer probes."""
     detail = f"{type(error).__name__}: {error}"
     return Verdict(Kind.DEAD, Reason.START_FAILED, "supervisor", "starting", detail=detail)
+
+
+_Verdict = TypeVar("_Verdict", bound=Verdict | None)
+
+
+async def named(guard: Guard, judging: Awaitable[_Verdict]) -> _Verdict | Verdict:
+    """The verdict, also on a supervisor that fails while it watches or judges."""
+    try:
+        return await judging
+    except Exception as error:
+        return guard.failed(error)
+
+
+def leave_message(health: HealthSpec, run_dir: Path, error: Exception) -> None:
+    """The last that can be done for a supervisor that fails outside its guard."""
+    traceback.print_exception(error, file=sys.stderr)
+    detail = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    verdict = Verdict(Kind.DEAD, Reason.SUPERVISOR_FAILED, "supervisor", detail=detail)
+    path = Path(health.termination_path) if health.termination_path else run_dir / TERMINATION
+    with contextlib.suppress(OSError):
+        write_now(path, f"{verdict}; no evidence\n".encode(errors="replace")[:MAX_MESSAGE_BYTES])
 
 
 async def end_by(guard: Guard, verdict: Verdict) -> int:

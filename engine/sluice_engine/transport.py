@@ -15,7 +15,7 @@ from sluice_engine.health.verdict import Budgets
 from sluice_engine.health.watch import restart_budget_s
 from sluice_engine.health.watched import LEASE_THREAD
 from sluice_engine.leader import Leader
-from sluice_engine.lease.client import MIN_ANSWER_S, LeaseClient
+from sluice_engine.lease.client import MIN_ANSWER_S, MIN_SILENT_S, LeaseClient
 from sluice_engine.lease.server import SourceServer
 from sluice_engine.lease.thread import LeaseThread
 from sluice_engine.pool import Pools, map_pools
@@ -97,8 +97,10 @@ class Transport:
                 self._server.start(self.spec.host, self.spec.key, self.spec.ports.source)
             )
         else:
-            answer_s = max(MIN_ANSWER_S, self.spec.health.floor_s / 2)
-            asks = (self.resolved.fingerprint, self.spec.key, self.attach, self._feed, answer_s, self._identity)
+            floor_s = self.spec.health.floor_s
+            # A source that is stuck is named by its own supervisor first, which takes a floor.
+            patience = max(MIN_ANSWER_S, floor_s / 2), max(MIN_SILENT_S, 2 * floor_s)
+            asks = (self.resolved.fingerprint, self.spec.key, self.attach, self._feed, *patience, self._identity)
             client = LeaseClient(self._thread, *asks)
             self.leader.rooms.leases = self._client = client
 

@@ -21,6 +21,7 @@ import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sluice_engine.descriptors import raise_limit
 from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.outlet import drop_what_nobody_reads
 from sluice_engine.processes import die_with_parent, say
@@ -248,6 +249,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     die_with_parent(args.parent)
     drop_what_nobody_reads()
+    raise_limit()
     import torch
 
     import sluice_engine.runner  # noqa: F401

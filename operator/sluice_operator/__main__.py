@@ -12,9 +12,10 @@ import uuid
 from pathlib import Path
 
 from sluice_operator.connection import Connection, ConnectionInvalid, from_kubeconfig, from_pod
+from sluice_operator.ending import end
 from sluice_operator.fleet import Fleet
 from sluice_operator.fleet_client import LiveFleet
-from sluice_operator.handlers import WatchSilent, end
+from sluice_operator.handlers import WatchSilent
 from sluice_operator.lease import Timing
 from sluice_operator.render.policies import HTTPS
 from sluice_operator.render.revision import StandardRenderer

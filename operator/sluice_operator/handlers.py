@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 import kopf
@@ -14,6 +13,7 @@ from sluice_operator import names
 from sluice_operator.api.crd import GROUP, PLURAL, VERSION
 from sluice_operator.cluster import KINDS
 from sluice_operator.connection import Connection
+from sluice_operator.ending import end, stop_on_signals
 from sluice_operator.work import Key, Work
 
 # What is watched beside the ModelDeployments themselves; the rest is put right by the resync.
@@ -21,23 +21,6 @@ WATCHED = ("Deployment", "Pod", "Service", "NetworkPolicy", "PodDisruptionBudget
 
 # kopf reconnects a watch without a sign of life after 70 s.
 SILENT_S = 120.0
-
-
-# A task of ours ends within one turn of the loop; a library's may say goodbye to somebody.
-END_S = 2.0
-
-
-async def end(tasks: Iterable[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
-    """Cancel them, and wait for END_S; those that have not ended then."""
-    tasks = set(tasks)
-    for task in tasks:
-        task.cancel()
-    return (await asyncio.wait(tasks, timeout=END_S))[1] if tasks else set()
-
-
-def stop_on_signals(stop: asyncio.Event) -> None:
-    for sig in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(sig, stop.set)
 
 
 class WatchSilent(Exception):

@@ -15,8 +15,9 @@ from sluice_operator.api.crd import KIND
 from sluice_operator.cluster import KINDS, Cluster, ClusterError
 from sluice_operator.connection import Connection
 from sluice_operator.election import Election, Leadership, clock
+from sluice_operator.ending import end, stop_on_signals
 from sluice_operator.fleet import Fleet
-from sluice_operator.handlers import WATCHED, Shell, end, stop_on_signals
+from sluice_operator.handlers import WATCHED, Shell
 from sluice_operator.lease import Timing
 from sluice_operator.observe import Observer
 from sluice_operator.probes import Answer, Probes

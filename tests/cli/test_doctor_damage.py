@@ -4,11 +4,13 @@ terminal would obey."""
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 
 import pytest
 
+from sluice_cli import evidence
 from sluice_cli.__main__ import main
 from sluice_cli.diagnosis import diagnose
 from sluice_cli.doctor_words import render
@@ -131,3 +133,20 @@ def test_what_a_terminal_would_obey_is_told_in_letters(bundle: Path, recorder: R
     assert all(character.isprintable() or character == "\n" for character in text)
     assert r"\x1b]0;owned\x07\x1b[2J" in text
     assert "\nWEDGED: forged" not in text
+
+
+def test_what_is_no_file_or_has_no_end_is_not_read(bundle: Path, monkeypatch, capsys) -> None:
+    """It hung on a pipe, and took all the memory there was for /dev/zero."""
+    monkeypatch.setattr(evidence, "MAX_TEXT_BYTES", 10_000)
+    os.mkfifo(bundle / "a.stacks")
+    (bundle / "b.stacks").symlink_to("/dev/zero")
+    (bundle / "c.proc").write_text("x" * 20_000)
+    told = open_evidence(bundle)
+    assert told.stacks["a"] == told.stacks["b"] == "it cannot be read: it is no regular file\n"
+    assert told.processes["c"] == "x" * 10_000 + "\n[cut]\n"
+    os.mkfifo(bundle.parent / "pipe")
+    assert main(["doctor", str(bundle.parent / "pipe")]) == 2
+    assert "it is no regular file; give a bundle's folder" in capsys.readouterr().err
+    os.truncate(bundle / "recorder.bin", 200 << 30)
+    assert main(["doctor", str(bundle)]) == 2
+    assert "a flight recorder of" in capsys.readouterr().err

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import AsyncIterator
 
 import pytest
 
-from sluice_cli.liveness import FAILURES, look_after, problem
+from sluice_cli.liveness import FAILURES, look_after, problem, zygote_problem
 from sluice_engine.probe_client import NoAnswer, ask, ask_json
 from sluice_engine.probes import Answer, ProbeServer, json_answer
 
@@ -119,3 +120,22 @@ async def test_what_is_no_http_or_too_much_is_no_answer(words: bytes) -> None:
         with pytest.raises(NoAnswer, match="does not speak HTTP"):
             await ask(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "/", 5.0)
         await over.wait()
+
+
+async def test_who_cannot_ask_condemns_nobody(supervisor: Supervisor, monkeypatch, capsys, tmp_path) -> None:
+    """Out of descriptors itself, `sluice up` killed every healthy service within eight seconds."""
+    url = await supervisor.start()
+
+    async def none_left(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("asyncio.open_connection", none_left)
+        patch.setattr("asyncio.open_unix_connection", none_left)
+        assert [await problem(url) for _ in range(FAILURES)] == [""] * FAILURES
+        assert await zygote_problem(tmp_path / "zygote.sock") == ""
+        with pytest.raises(NoAnswer, match="Too many open files"):
+            await ask(url, "/livez", 1.0)
+    assert capsys.readouterr().err.count("nobody can be looked after at the moment") == FAILURES + 1
+    assert await problem(url) == ""
+    assert await zygote_problem(tmp_path / "zygote.sock") != ""

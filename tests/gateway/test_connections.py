@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import Any
 
+import pytest
 from raw_request import hang_up, open_request, unified
 
 from sluice_gateway.connections import LEAST, most_connections
@@ -92,6 +94,45 @@ async def test_nor_is_half_of_the_next_one(start: Any) -> None:
     await reader.readexactly(length)
     writer.write(b"GET /v1/models HTTP/1.1\r\n")
     assert await answered(reader) == b""
+    await hang_up_quietly(writer)
+
+
+@pytest.mark.parametrize("where", ["at once", "in pieces"])
+async def test_a_head_without_end_is_refused(start: Any, where: str) -> None:
+    """One client without a key filled the memory of the gateway with headers."""
+    stack = await start(unified())
+    reader, writer = await connect(stack)
+    writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n")
+    size = 100 if where == "in pieces" else 50_000
+    head = b""
+    with contextlib.suppress(ConnectionError):
+        for number in range(100_000_000 // size):
+            writer.write(b"x-%d: %b\r\n" % (number, b"y" * size))
+            await writer.drain()
+            if reader._buffer:  # type: ignore[attr-defined]
+                break
+    with contextlib.suppress(ConnectionError):
+        head = await answered(reader)
+    assert head in (b"", b"HTTP/1.1 431 Request Header Fields Too Large\r\n")  # what is unread may reset it
+    assert number * size < 20_000_000
+    await stack.until(lambda: stack.gateway.counters.dropped_connections == 1)
+    await hang_up_quietly(writer)
+
+
+async def test_a_head_as_long_as_may_be_is_read(start: Any) -> None:
+    stack = await start(unified())
+    told = await stack.http.get("/v1/models", headers={"x-long": "y" * 60_000})
+    assert told.status_code == 200
+
+
+async def test_headers_behind_a_body_are_nobodys(start: Any) -> None:
+    stack = await start(unified())
+    reader, writer = await connect(stack)
+    body = json.dumps({"model": "m", "prompt": "x", "max_tokens": 3}).encode()
+    headers = (b"Host: x", b"Content-Type: application/json", b"Transfer-Encoding: chunked")
+    head = b"\r\n".join((b"POST /v1/completions HTTP/1.1", *headers, b"", b""))
+    writer.write(head + b"%x\r\n%b\r\n0\r\nx-behind: 1\r\n\r\n" % (len(body), body))
+    assert (await answered(reader)).startswith(b"HTTP/1.1 200")
     await hang_up_quietly(writer)
 
 

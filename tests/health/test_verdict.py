@@ -313,7 +313,7 @@ def test_what_a_start_has_taken_is_not_held_against_the_loop_that_begins(phase):
 
 def test_every_reason_of_a_wedge_is_in_a_table():
     tabled = {row[2] for row in FROZEN} | {row[2] for row in STALLED} | {Reason.START_STALLED}
-    own = {Reason.DRAIN_STALLED, Reason.START_FAILED}  # the supervisor's
+    own = {Reason.DRAIN_STALLED, Reason.START_FAILED, Reason.SUPERVISOR_FAILED}  # the supervisor's
     deaths = {row[1] for row in DEATHS} | {Reason.THREAD_DEAD} | own
     assert tabled | deaths == set(Reason)
 

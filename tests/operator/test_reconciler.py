@@ -165,7 +165,7 @@ async def test_watches_of_which_one_ends_are_told_of_though_another_never_does(m
         return [asyncio.create_task(fails(), name="watches"), asyncio.create_task(stays(), name="another")]
 
     monkeypatch.setattr("kopf.spawn_tasks", spawned)
-    monkeypatch.setattr("sluice_operator.handlers.END_S", 0.1)
+    monkeypatch.setattr("sluice_operator.ending.END_S", 0.1)
     nobody: Any = None
     shell = Shell(NOWHERE, Work(asyncio.get_running_loop().time), 1.0, nobody)
     try:

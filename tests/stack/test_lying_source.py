@@ -120,6 +120,47 @@ def test_a_source_that_says_nothing_where_it_must_answer_is_not_waited_for(pair,
         engine.settled()
 
 
+COMPUTED = ("granted", "first_token", "complete")
+
+
+def test_a_source_that_has_lost_a_room_is_not_waited_for():
+    """It admits, and says nothing more; the stream stays open. Both engines were idle and ready, for an hour."""
+    with ExitStack() as exits:
+        health = {"floor_s": 3.0}
+        stack = exits.enter_context(RunningStack(spec={"max_running": 8, "chunk_tokens": 16, "health": health}))
+        prefill, decode = stack.start("prefill", "decode")
+        source = LyingSource(prefill)
+        address = exits.enter_context(source.serving())
+        gateway = exits.enter_context(BareGateway(decode))
+        source.lie = lambda message: [] if message.WhichOneof("kind") in COMPUTED else [message]
+        ended = gateway.generate(address, [5, *range(7, 70)], timeout=60)
+        assert (ended.reason, ended.error) == ("failed", "SourceSilent"), ended
+        source.lie = lambda message: [message]
+        served = gateway.generate(address, [3, *range(7, 70)])
+        assert (served.reason, served.num_tokens) == ("length", 6)
+        for engine in stack.engines.values():
+            engine.settled()
+
+
+def test_a_room_whose_turn_is_long_in_coming_is_waited_for():
+    """Four prompts of a chunk each, at 3.5 s a chunk: the last is granted nothing for longer than a source that
+    says nothing is believed."""
+    slow = {"scripted": {"step_cost_us": 3.5e6}, "max_running": 8, "chunk_tokens": 64, "health": {"floor_s": 5.0}}
+    with ExitStack() as exits:
+        stack = exits.enter_context(RunningStack(spec=slow))
+        prefill, decode = stack.start("prefill", "decode")
+        source = LyingSource(prefill)
+        address = exits.enter_context(source.serving())
+        gateway = exits.enter_context(BareGateway(decode))
+        with ThreadPoolExecutor(4) as pool:
+            more = {"max_tokens": 2, "timeout": 90}
+            asked = [pool.submit(gateway.generate, address, [first, *range(7, 70)], **more) for first in range(4)]
+            told = [one.result(100) for one in asked]
+        assert [(ended.reason, ended.num_tokens) for ended in told] == [("length", 2)] * 4, told
+        for engine in stack.engines.values():
+            engine.settled()
+
+
 def test_one_lease_that_ends_leaves_the_others_alone():
     with ExitStack() as exits:
         stack = exits.enter_context(RunningStack(scripted={"token_cost_us": 1500.0}, spec={"max_running": 6}))

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from stack_double import KEY, EngineProcess, RunningStack
 
-from sluice_engine.grpc_options import KEY_HEADER
+from sluice_engine.grpc_options import KEY_HEADER, OPTIONS
 from sluice_engine.spec import load_spec, resolve
 from sluice_protocol import codec
 from sluice_protocol.generate import SCHEMA_VERSION
@@ -59,7 +59,7 @@ class LyingSource(source_pb2_grpc.SourceServicer):
     @contextmanager
     def serving(self) -> Iterator[str]:
         """The address."""
-        server = grpc.server(futures.ThreadPoolExecutor(32))
+        server = grpc.server(futures.ThreadPoolExecutor(32), options=OPTIONS)
         source_pb2_grpc.add_SourceServicer_to_server(self, server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()

@@ -80,6 +80,10 @@ ADVICE: Mapping[Reason, Advice] = {
         "a supervisor could not begin its work: no memory for the pools, or its probe port is taken",
         "The message has the system's error: free the port or name another (`ports.probe`), or give less memory.",
     ),
+    Reason.SUPERVISOR_FAILED: Advice(
+        "the supervisor itself met an error that it does not know, such as a recorder that a process has written over",
+        "Read the traceback (`about.json`, and the service's log). A defect of Sluice: report it with the bundle.",
+    ),
     Reason.STEP_DIVERGENCE: Advice(
         "a rank was handed a step record that does not follow from the one before, and refused it",
         "Memory or the socket changed bytes, or two builds were mixed. Check the memory; report it with the bundle.",

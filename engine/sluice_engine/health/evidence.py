@@ -57,7 +57,7 @@ def write_bundle(
     try:
         fresh.mkdir(mode=0o700)
         reach()
-        (fresh / RECORDER_FILE).write_bytes(bytes(recorder.view))
+        (fresh / RECORDER_FILE).write_bytes(recorder.copied())
         judged = verdict.as_dict() | {"message": str(verdict)}
         (fresh / VERDICT_FILE).write_text(json.dumps(values_without_secrets(judged), indent=1) + "\n")
         (fresh / ABOUT_FILE).write_text(json.dumps(values_without_secrets(about), indent=1, default=str) + "\n")

@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +32,7 @@ from sluice_engine.health.incidents import (
     seconds_since_boot,
 )
 from sluice_engine.health.layout import FILE_NAME, Readiness, Writer
-from sluice_engine.health.reading import Copy, Exit
+from sluice_engine.health.reading import Copy, Exit, RowReading
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.status import debug_routes, probe_routes
 from sluice_engine.health.verdict import Budgets, Kind, Verdict, describe_doing
@@ -48,6 +49,8 @@ NOTE_S = 3.0
 LEASE_SILENT_S = 4.0
 # Kubernetes keeps the last 4096 bytes of a termination message.
 MAX_MESSAGE_BYTES = 4096
+# In the run directory, where no other place is named.
+TERMINATION = "termination-log"
 # A sidecar that is killed is back sooner; what is away for longer can hand nothing over.
 AWAY_S = 4.0
 T = TypeVar("T")
@@ -98,7 +101,10 @@ def in_daemon_thread(function: Callable[..., T], *args: object) -> asyncio.Futur
         with contextlib.suppress(RuntimeError):  # the loop is over
             loop.call_soon_threadsafe(tell, result, error)
 
-    threading.Thread(target=run, name="evidence", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="evidence", daemon=True).start()
+    except RuntimeError:  # the system has no room for another: here, then, though the probes wait
+        run()
     return done
 
 
@@ -111,9 +117,11 @@ def write_now(path: Path, data: bytes) -> None:
         os.close(fd)
 
 
-def _why(error: OSError, within_s: float) -> str:
-    """A timeout of asyncio's has no words of its own."""
-    return str(error) or f"not within {within_s:.0f} s"
+def _why(error: Exception, within_s: float) -> str:
+    """A timeout of asyncio's has no words of its own; the system's errors say enough."""
+    if isinstance(error, OSError):
+        return str(error) or f"not within {within_s:.0f} s"
+    return f"{type(error).__name__}: {error}"
 
 
 async def _starting(server: ProbeServer, host: str, port: int, name: str) -> int:
@@ -130,7 +138,10 @@ class Guard:
 
     def __init__(self, service: Service, policy: Policy, clock: Callable[[], float] = time.monotonic) -> None:
         self.service, self.policy = service, policy
-        self.recorder = Recorder.create(service.run_dir / FILE_NAME, [row.name for row in service.watched])
+        self._no_room: OSError | None = None
+        self.recorder = self._make_recorder([row.name for row in service.watched])
+        self.readiness = Readiness.STARTING
+        self.traceback = ""  # of what this supervisor met itself
         self._clock = clock
         self.watch = Watch(self.recorder, service.watched, policy.budgets, clock, pids=service.pids)
         self.accepts = [
@@ -147,6 +158,15 @@ class Guard:
         self._debug = ProbeServer(debug_routes(self), only_loopback=True)
         self.probe_port = self.debug_port = 0
 
+    def _make_recorder(self, rows: list[str]) -> Recorder:
+        """Also one that nobody shares can be told from; `start` says then that there is no room for another."""
+        path = self.service.run_dir / FILE_NAME
+        try:
+            return Recorder.create(path, rows)
+        except OSError as error:
+            self._no_room = error
+            return Recorder.unshared(path, rows)
+
     @property
     def evidence_dir(self) -> Path:
         return self.policy.evidence_dir or self.service.run_dir / "evidence"
@@ -155,7 +175,9 @@ class Guard:
         return self.service.pids().get(process)
 
     async def start(self, host: str, port: int = 0) -> None:
-        """Raises OSError, which says which port is taken."""
+        """Raises OSError, which says which port is taken, or that there is no room for the recorder."""
+        if self._no_room is not None:
+            raise self._no_room
         self.probe_port = await _starting(self._probes, host, port, "probe")
         self.debug_port = await _starting(self._debug, "127.0.0.1", self.policy.debug_port, "debug")
 
@@ -213,32 +235,53 @@ class Guard:
         if self._drain_due is None or self._clock() <= self._drain_due[2]:
             return None
         name, budget_s, due = self._drain_due
-        row = Copy(self.recorder.view).rows()[name]
+        row = self._row(name)
         step_s = self.policy.budgets.factor * row.expected_ns / 1e9 if row.pending else 0.0
         return self.stalled_drain(name, budget_s) if self._clock() > due + step_s else None
 
     def stalled_drain(self, name: str, budget_s: float) -> Verdict:
         """What was asked to end has not, within more than it may take: it hangs, whatever the floor is."""
-        row = Copy(self.recorder.view).rows()[name]
+        row = self._row(name)
         return Verdict(Kind.WEDGED, Reason.DRAIN_STALLED, name, describe_doing(row), budget_s, budget_s, row.pending)
 
+    def _row(self, name: str) -> RowReading:
+        return Copy(self.recorder.view).rows().get(name, RowReading(name))
+
+    def failed(self, error: Exception) -> Verdict:
+        """Of what this supervisor met itself and does not know: its end, by name."""
+        self.traceback = "".join(traceback.format_exception(error))
+        print(self.traceback, file=sys.stderr, flush=True)
+        detail = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return Verdict(Kind.DEAD, Reason.SUPERVISOR_FAILED, "supervisor", "watching", detail=detail)
+
     def tell_readiness(self) -> None:
+        """In our own memory first: what the recorder has may be anybody's."""
+        self._make_whole()
         word = Readiness.READY if self.is_ready else Readiness.NOT_READY if self.watch.started else Readiness.STARTING
         word = Readiness.QUARANTINED if self.quarantined else word
-        if word is not self.recorder.readiness:
-            self.recorder.readiness = word
+        if word is not self.readiness:
+            self.readiness = word
             self.event(f"readiness: {word.name.lower()}")
+        self.recorder.readiness = word
 
     def event(self, text: str) -> None:
+        self._make_whole()
         self.recorder.event(Writer.SUPERVISOR, text)
+
+    def _make_whole(self) -> None:
+        """Before every touch of what may lie behind a cut."""
+        if (left := self.recorder.make_whole()) is not None:
+            self.recorder.event(Writer.SUPERVISOR, f"the recorder had been cut to {left} bytes")
+            say("recorder-cut", bytes=left, path=str(self.recorder.path))
 
     # -- the watch -------------------------------------------------------------------------------------------------
 
     async def run(self) -> Verdict:
-        """Until something is wedged or dead."""
+        """Until something is wedged or dead. Whatever it raises is for `failed`."""
         last = Kind.IDLE
         while True:
             hooks.reach("supervisor.turn")
+            self._make_whole()
             for accept in self.accepts:
                 accept.look()
             verdict = self.watch.look()
@@ -276,21 +319,21 @@ class Guard:
 
     async def _collect(self, verdict: Verdict) -> str:
         """Where the bundle is, or why there is none: a full disk must not keep a wedged service alive."""
-        work = in_daemon_thread(
-            write_bundle,
-            self.evidence_dir,
-            self.service.run_dir,
-            self.recorder,
-            verdict,
-            {**self.service.pids(), **self.service.others()},
-            dict(self.service.about()),
-            self.policy.limits,
-            lambda: hooks.reach("supervisor.evidence"),
-        )
         try:
+            work = in_daemon_thread(
+                write_bundle,
+                self.evidence_dir,
+                self.service.run_dir,
+                self.recorder,
+                verdict,
+                {**self.service.pids(), **self.service.others()},
+                dict(self.service.about()) | ({"traceback": self.traceback} if self.traceback else {}),
+                self.policy.limits,
+                lambda: hooks.reach("supervisor.evidence"),
+            )
             async with asyncio.timeout(EVIDENCE_S):
                 bundle = str(await work)
-        except OSError as error:  # TimeoutError is one
+        except Exception as error:  # no defect of ours may keep the message from being written
             why = f"no evidence: {_why(error, EVIDENCE_S)}"
             self.event(why)
             say("evidence-failed", error=why)
@@ -300,12 +343,12 @@ class Guard:
         return f"evidence: {bundle}"
 
     async def _write_message(self, message: str, bundle: str) -> None:
-        path = self.policy.termination_path or self.service.run_dir / "termination-log"
+        path = self.policy.termination_path or self.service.run_dir / TERMINATION
         data = f"{message}; {bundle}\n".encode(errors="replace")[:MAX_MESSAGE_BYTES]
         try:
             async with asyncio.timeout(NOTE_S):
                 await in_daemon_thread(write_now, path, data)
-        except OSError as error:
+        except Exception as error:
             print(f"{path}: {_why(error, NOTE_S)}; the message was: {message}", file=sys.stderr, flush=True)
 
     async def _note(self, verdict: Verdict, message: str) -> list[Incident]:
@@ -314,7 +357,7 @@ class Guard:
         try:
             async with asyncio.timeout(NOTE_S):
                 return await in_daemon_thread(note_incident, self.evidence_dir, incident)
-        except OSError as error:
+        except Exception as error:
             print(f"{self.evidence_dir}: {_why(error, NOTE_S)}", file=sys.stderr, flush=True)
             return [incident]
 

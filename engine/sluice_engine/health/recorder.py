@@ -17,6 +17,9 @@ from sluice_engine.health import layout
 from sluice_engine.health.layout import WORD as W
 from sluice_engine.health.layout import Blob, Field, Header, Phase, Readiness, State, StepField, Writer
 
+# What a word holds.
+MASK = (1 << 64) - 1
+
 
 class RecorderError(Exception):
     """A file that is no flight recorder of this version, or a row that it does not have."""
@@ -46,7 +49,7 @@ class Row:
         self.tick()
 
     def tick(self) -> None:
-        self._ticks += 1
+        self._ticks = self._ticks + 1 & MASK  # it began with what the file said
         self._numbers[self._base + Field.TICKS] = self._ticks
 
     def enter(self, phase: Phase) -> None:
@@ -112,6 +115,9 @@ class Recorder:
 
     def __init__(self, path: Path, mapped: mmap.mmap) -> None:
         self.path = path
+        # Its creator's.
+        self._fd = -1
+        self._names: list[str] = []
         self._bytes = memoryview(mapped)
         self._numbers = self._bytes.cast("Q")
         self._next_event = dict.fromkeys(Writer, 0)
@@ -127,20 +133,43 @@ class Recorder:
         fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, layout.FILE_BYTES)  # a full disk is an error now, not a SIGBUS later
-            mapped = mmap.mmap(fd, layout.FILE_BYTES)
-        finally:
+            recorder = cls(path, mmap.mmap(fd, layout.FILE_BYTES))
+            recorder._name(names)
+            fresh.replace(path)
+        except BaseException:
             os.close(fd)
-        recorder = cls(path, mapped)
-        for index, name in enumerate(names):
-            data = name.encode()
-            if not 0 < len(data) <= layout.NAME_BYTES:
-                raise RecorderError(f"row name {name!r}: 1 to {layout.NAME_BYTES} bytes")
-            recorder._bytes[layout.row_at(index) : layout.row_at(index) + len(data)] = data
-        numbers = recorder._numbers
-        numbers[Header.VERSION], numbers[Header.FILE_BYTES] = layout.VERSION, layout.FILE_BYTES
-        numbers[Header.MAGIC] = layout.MAGIC
-        fresh.replace(path)
+            fresh.unlink(missing_ok=True)
+            raise
+        recorder._fd = fd
         return recorder
+
+    @classmethod
+    def unshared(cls, path: Path, rows: Iterable[str]) -> Recorder:
+        """For a supervisor that has no room for the file at `path`, and has to say so."""
+        recorder = cls(path, mmap.mmap(-1, layout.FILE_BYTES))
+        recorder._name(list(rows))
+        return recorder
+
+    def _name(self, names: list[str]) -> None:
+        self._names = names
+        _write_names(self._bytes, names)
+
+    def copied(self) -> bytes:
+        """The whole file as it is just now. Its creator's has the header and the names that it was given: what is left
+        of one that somebody has written over can be read."""
+        copy = bytearray(self._bytes)
+        if self._names:
+            _write_names(memoryview(copy), self._names)
+        return bytes(copy)
+
+    def make_whole(self) -> int | None:
+        """The bytes that were left of a file that somebody has cut; the rest is zeros now. None: it was whole. To touch
+        a page that the file no longer has would end the process by SIGBUS. Raises OSError when there is no room."""
+        left = layout.FILE_BYTES if self._fd < 0 else os.fstat(self._fd).st_size
+        if left >= layout.FILE_BYTES:
+            return None
+        os.posix_fallocate(self._fd, 0, layout.FILE_BYTES)
+        return left
 
     @classmethod
     def attach(cls, path: Path) -> Recorder:
@@ -175,7 +204,11 @@ class Recorder:
 
     @property
     def readiness(self) -> Readiness:
-        return Readiness(self._numbers[Header.READINESS])
+        """Its writer stores it again and again; a word that is none is somebody else's, and not READY."""
+        try:
+            return Readiness(self._numbers[Header.READINESS])
+        except ValueError:
+            return Readiness.NOT_READY
 
     @readiness.setter
     def readiness(self, word: Readiness) -> None:
@@ -192,7 +225,7 @@ class Recorder:
         self._numbers[base] = sequence
         self._bytes[start : start + len(data)] = data
         self._numbers[base + 1], self._numbers[base + 2] = len(data), time.monotonic_ns()
-        self._numbers[base] = sequence + 1
+        self._numbers[base] = sequence + 1 & MASK
 
     def step_sent(self, number: int, frame: bytes, chain: bytes, tokens: int, rows: int, expected_ns: int) -> None:
         """A step record leaves for the ranks. The number is stored last: until then the slot reads as empty."""
@@ -222,3 +255,15 @@ class Recorder:
         self._bytes[start : start + layout.EVENT_TEXT_BYTES] = data
         self._numbers[base + 1] = time.monotonic_ns()
         self._numbers[base] = number
+
+
+def _write_names(memory: memoryview, names: list[str]) -> None:
+    """The header last."""
+    for index, name in enumerate(names):
+        data = name.encode()
+        if not 0 < len(data) <= layout.NAME_BYTES:
+            raise RecorderError(f"row name {name!r}: 1 to {layout.NAME_BYTES} bytes")
+        memory[layout.row_at(index) : layout.row_at(index) + layout.NAME_BYTES] = data.ljust(layout.NAME_BYTES, b"\0")
+    numbers = memory.cast("Q")
+    numbers[Header.VERSION], numbers[Header.FILE_BYTES] = layout.VERSION, layout.FILE_BYTES
+    numbers[Header.MAGIC] = layout.MAGIC

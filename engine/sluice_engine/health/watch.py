@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from sluice_engine.health.layout import Phase, State
 from sluice_engine.health.proc import look_at_thread
 from sluice_engine.health.reading import Copy, Exit, Look, Reading, RowReading, carry, look_at_threads
-from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.recorder import Recorder, RecorderError
 from sluice_engine.health.verdict import IDLE, Budgets, Kind, Verdict, describe_doing, verdict
 from sluice_engine.health.watched import LEADER_LOOP, LEASE_THREAD, Watched
 
@@ -112,12 +112,20 @@ class Watch:
         """What is left of the window."""
         return max(0.0, self._window_ends - self._observed)
 
+    def _rows(self) -> dict[str, RowReading]:
+        rows = Copy(self._recorder.view).rows()
+        for told in self.watched:
+            if told.name not in rows:
+                raise RecorderError(f"row {told.name} has lost its name: somebody has written over it")
+        return rows
+
     def look(self) -> Verdict:
-        """Read, compare, judge. What froze in a maintenance window gets its whole budget after it."""
+        """Read, compare, judge. What froze in a maintenance window gets its whole budget after it. Raises RecorderError
+        for a recorder that is damaged: then nobody is watched any more."""
         now = self._clock()
         self._observed += min(max(0.0, now - self._looked_at), MAX_GAP_S)
         self._looked_at = now
-        rows = look_at_threads(Copy(self._recorder.view).rows(), self._look, self._pids())
+        rows = look_at_threads(self._rows(), self._look, self._pids())
         self.loaded = _loaded(rows)
         after = Reading(self._observed, rows, self.started, self.loaded, exits=tuple(self._exits))
         if self.maintenance_s > 0:

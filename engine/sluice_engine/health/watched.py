@@ -27,6 +27,7 @@ class Reason(StrEnum):
     TOKENIZER_STUCK = "TokenizerStuck"
     START_STALLED = "StartStalled"
     START_FAILED = "StartFailed"
+    SUPERVISOR_FAILED = "SupervisorFailed"
     STEP_DIVERGENCE = "StepDivergence"
     LEADER_DEAD = "LeaderDead"
     SIDECAR_DEAD = "SidecarDead"

@@ -27,7 +27,7 @@ from sluice_protocol.codec import (
 )
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import SCHEMA_VERSION, Refused
-from sluice_protocol.lease import Lease, LeaseEffect, LeaseEvent, LeaseProtocolError, LeaseRole
+from sluice_protocol.lease import Lease, LeaseEffect, LeaseEvent, LeaseProtocolError, LeaseRole, LeaseState
 from sluice_protocol.source import (
     Complete,
     Fetch,
@@ -48,6 +48,8 @@ from sluice_protocol.v1 import source_pb2, source_pb2_grpc
 HELLO_TIMEOUT_S = 10.0
 # A source answers an Open and a Pulled at once, whatever it computes; one that does not will not be waited for.
 MIN_ANSWER_S = 5.0
+# One that computes says now and then that it still means to, be it by a Granted of nothing.
+MIN_SILENT_S = 10.0
 _AWAITED = {LeaseEvent.OPEN: "Open", LeaseEvent.PULLS_DONE: "Pulled"}
 
 
@@ -101,17 +103,19 @@ class LeaseClient:
         attach: Callable[[SourceHello], None],
         feed: Callable[[str, RecordBytes], None] | None = None,
         answer_s: float = MIN_ANSWER_S,
+        silent_s: float = MIN_SILENT_S,
         identity: IdentityKeeper | None = None,
     ) -> None:
         """`attach` (on the leader's loop) shows the transport a new source; `feed` takes bytes of the stream
-        transport; `answer_s`: how long a source may say nothing where it has to answer."""
+        transport; `answer_s`: how long a source may say nothing where it has to answer, `silent_s`: and while it
+        computes."""
         self.thread = thread
         self.fingerprint = fingerprint
         self.metadata = ((KEY_HEADER, key),)
         self.attach = attach
         self.feed = feed
         self._identity = identity
-        self.answer_s = answer_s
+        self.answer_s, self.silent_s = answer_s, silent_s
         self._peers: dict[str, _Peer] = {}
         self._rooms: dict[int, _ReaderLease] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -355,12 +359,17 @@ class _ReaderLease:
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
-        if event in _AWAITED and not self._lease.ended:
-            loop = asyncio.get_running_loop()
-            self._patience = loop.call_later(self._client.answer_s, self._give_up, _AWAITED[event])
+        if self._lease.state is LeaseState.GRANTING:
+            self._wait(self._client.silent_s, "said anything of this room")
+        elif event in _AWAITED and not self._lease.ended:
+            self._wait(self._client.answer_s, f"answered {_AWAITED[event]}")
 
-    def _give_up(self, asked: str) -> None:
-        self._why = ("SourceSilent", f"the source has not answered {asked} for {self._client.answer_s:.0f} s")
+    def _wait(self, seconds: float, what: str) -> None:
+        why = f"the source has not {what} for {seconds:.0f} s"
+        self._patience = asyncio.get_running_loop().call_later(seconds, self._give_up, why)
+
+    def _give_up(self, why: str) -> None:
+        self._why = ("SourceSilent", why)
         self._distrusts = True
         self.events.put_nowait((LeaseEvent.TTL, None))
 
@@ -372,8 +381,9 @@ class _ReaderLease:
                 await self._hand.for_peer(self._call.write(encode_reader_message(Pulled())))
             case LeaseEffect.AUTHORISE_PULL:
                 assert self._hello is not None
-                self._granted.extend(payload.records)
-                self._tell("on_granted", self._hello.incarnation, payload.records)
+                if payload.records:  # a source that says that it is still at it grants nothing
+                    self._granted.extend(payload.records)
+                    self._tell("on_granted", self._hello.incarnation, payload.records)
             case LeaseEffect.PUBLISH_TOKEN:
                 self._tell("on_first_token", payload, self._source_pid)
             case LeaseEffect.FEED_BYTES:

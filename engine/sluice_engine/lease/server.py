@@ -20,7 +20,7 @@ from sluice_engine.tls.server import bind
 from sluice_protocol.codec import decode_reader_message, encode_source_hello, encode_source_messages
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import SCHEMA_VERSION, Refused
-from sluice_protocol.lease import Lease, LeaseEffect, LeaseEvent, LeaseProtocolError, LeaseRole
+from sluice_protocol.lease import Lease, LeaseEffect, LeaseEvent, LeaseProtocolError, LeaseRole, LeaseState
 from sluice_protocol.source import (
     Fetch,
     GrantedRecord,
@@ -42,6 +42,7 @@ ReadRecords = Callable[[tuple[RecordName, ...]], AsyncIterator[RecordBytes]]
 OPEN_S = 10.0
 # Messages of a lease that travel together, at most: a grant of a long prompt's chunk has dozens of records.
 MOST_AT_ONCE = 32
+REASSURE_S = 2.0
 # A peer that takes nothing any more does not take a status either.
 ABORT_S = 2.0
 
@@ -144,6 +145,7 @@ class _SourceLease:
         self._outbox: list[SourceMessage] = []
         self._ttl = asyncio.timeout(OPEN_S)
         self._asked = False
+        self._reassuring: asyncio.TimerHandle | None = None
         self._hand = Hand(thread.at_hand)
 
     def post(self, event: LeaseEvent, message: object) -> None:
@@ -165,6 +167,8 @@ class _SourceLease:
                 await self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "lease: its ttl ran out")
         finally:
             reading.cancel()
+            if self._reassuring is not None:
+                self._reassuring.cancel()
             # The handler may be cancelled between two effects; the hold ends with the stream all the same.
             self._tell_ended()
 
@@ -204,12 +208,22 @@ class _SourceLease:
             payload = error
             effects = self._lease.on(LeaseEvent.UNKNOWN)
             event = LeaseEvent.UNKNOWN
+        if event is LeaseEvent.ADMITTED:
+            self._reassure()
         for effect in effects:
             if effect is LeaseEffect.END_STREAM and event is LeaseEvent.UNKNOWN:
                 continue  # aborted below, after the rest
             await self._do(effect, payload)
         if event is LeaseEvent.UNKNOWN:
             await self._hand.for_peer(self._context.abort(grpc.StatusCode.UNIMPLEMENTED, f"lease: {payload}"))
+
+    def _reassure(self) -> None:
+        """While it is computed, the reader hears now and then that it is. The leader says so, from its own books: one
+        that has lost this lease says nothing, and nobody waits for ever for what got lost between two threads."""
+        if self._reassuring is not None:
+            self._thread.tell_leader(self._thread.rooms.reassure, self)
+        if self._lease.state is LeaseState.GRANTING:
+            self._reassuring = asyncio.get_running_loop().call_later(REASSURE_S, self._reassure)
 
     async def _do(self, effect: LeaseEffect, payload: Any) -> None:
         if effect in _SENDS:

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from sluice_engine import hooks, log
 from sluice_engine.cluster_connection import SERVICE_ACCOUNT, Connection, ConnectionInvalid, from_pod
+from sluice_engine.descriptors import raise_limit
 from sluice_engine.errors import SpecError
 from sluice_engine.health.recorder import Recorder, RecorderError
 from sluice_engine.health.stacks import answer_with_stacks
@@ -177,6 +178,7 @@ def join_supervisor(arguments: argparse.Namespace) -> Recorder | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     drop_what_nobody_reads()
+    raise_limit()
     arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     log.configure(arguments.log, "gateway")
     try:

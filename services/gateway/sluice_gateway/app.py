@@ -62,7 +62,7 @@ def create_app(
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, title="Sluice gateway", redirect_slashes=False)
     app.state.gateway = gateway
-    _add_routes(app, endpoints, StatusPage(gateway.board, settings.api_keys))
+    _add_routes(app, endpoints, StatusPage(gateway.board, settings.api_keys, gateway.counters))
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(ClientGone, _nobody)
     app.add_exception_handler(HTTPException, _http_error)

@@ -6,7 +6,7 @@ Nobody is asked unless somebody watches, nobody more than once a second, and non
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 import orjson
@@ -48,7 +48,7 @@ class StatusBoard:
             self._looking = asyncio.create_task(self._look(), name="status")
         return await asyncio.shield(self._looking)
 
-    async def follow(self) -> AsyncIterator[bytes]:
+    async def follow(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events, one a second, until `close` or until the caller goes."""
         if self.watchers >= MAX_WATCHERS:
             yield FULL

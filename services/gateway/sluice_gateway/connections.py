@@ -11,20 +11,29 @@ T = TypeVar("T")
 RESERVED_DESCRIPTORS = 256
 LEAST, MOST = 32, 65_536
 
-_BODY = json.dumps(
-    {
-        "error": {
-            "message": "This gateway has as many requests in work as it may have connections: try again, or raise its"
-            " limit of open files (ulimit -n).",
-            "type": "server_error",
-            "param": None,
-            "code": "too_many_connections",
-        }
-    }
-).encode()
-TOO_MANY = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n"
-    b"content-length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
+# Of request line and headers. The parser has no bound of its own.
+MAX_HEAD_BYTES = 64 * 1024
+
+
+def _answer(status: str, message: str, code: str, *headers: str) -> bytes:
+    """One for a connection that ends with it, before there is any request."""
+    kind = "server_error" if status.startswith("5") else "invalid_request_error"
+    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
+    told = ("content-type: application/json", f"content-length: {len(body)}", "connection: close", *headers)
+    return "\r\n".join((f"HTTP/1.1 {status}", *told, "", body)).encode()
+
+
+TOO_MANY = _answer(
+    "503 Service Unavailable",
+    "This gateway has as many requests in work as it may have connections: try again, or raise its limit of open files"
+    " (ulimit -n).",
+    "too_many_connections",
+    "retry-after: 1",
+)
+HEAD_TOO_LARGE = _answer(
+    "431 Request Header Fields Too Large",
+    f"Request line and headers are longer than {MAX_HEAD_BYTES} bytes: leave some out.",
+    "headers_too_large",
 )
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import signal
 import socket
+import sys
+import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,10 +19,11 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sluice_engine.address import join, split
-from sluice_gateway.connections import TOO_MANY, Idle, most_connections
+from sluice_gateway.connections import HEAD_TOO_LARGE, MAX_HEAD_BYTES, TOO_MANY, Idle, most_connections
 from sluice_gateway.counters import Counters
 from sluice_gateway.gateway import Gateway
 from sluice_gateway.respond import ABORT, CHUNK, TryWrite
+from sluice_gateway.watcher import UNSENT
 
 logger = logging.getLogger(__name__)
 EVERY_HOST = "*"
@@ -28,15 +32,17 @@ EVERY_HOST = "*"
 class StreamingProtocol(HttpToolsProtocol):
     """Gives the application a way to drop a client that does not read, and a short one to write to one that does.
 
-    One that does not say in `head_s` what it wants is dropped. Where there are more than `most`, the one that has been
-    idle longest gives way; where all are at work, the new one is told to come again."""
+    One that does not say in `head_s` what it wants is dropped, and one that needs too many words for it. Where there
+    are more than `most`, the one that has been idle longest gives way; where all are at work, the new one is told to
+    come again."""
 
     def __init__(
         self, *args: Any, idle: Idle[StreamingProtocol], most: int, head_s: float, counters: Counters, **more: Any
     ) -> None:
         super().__init__(*args, **more)
         self._idle, self._most, self._head_s, self._counters = idle, most, head_s, counters
-        self._late: asyncio.TimerHandle | None = None
+        self._late: asyncio.TimerHandle | None = None  # while a head is awaited
+        self._head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -56,6 +62,21 @@ class StreamingProtocol(HttpToolsProtocol):
         self._head_is_there()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._late is None or self.transport.is_closing():
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._counters.dropped_connections += 1
+            self.transport.write(HEAD_TOO_LARGE)
+            self.transport.close()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """What comes behind a body is nobody's."""
+        if self._late is not None:
+            super().on_header(name, value)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._await_head()
@@ -72,7 +93,7 @@ class StreamingProtocol(HttpToolsProtocol):
     def _head_is_there(self) -> None:
         if self._late is not None:
             self._late.cancel()
-            self._late = None
+            self._late, self._head_bytes = None, 0
 
     def _drop(self) -> None:
         self._counters.dropped_connections += 1
@@ -81,12 +102,21 @@ class StreamingProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_is_there()
         self._idle.end(self)
-        extensions: dict[str, Any] = {ABORT: self.transport.abort}
+        extensions: dict[str, Any] = {ABORT: self.transport.abort, UNSENT: partial(unsent_bytes, self.transport)}
         self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
         super().on_headers_complete()
         # The application runs in a task that has not begun. An upgrade that is refused has no cycle.
         if self.cycle is not None and self.cycle.scope is self.scope:
             extensions[CHUNK] = chunk_writer(self.cycle)
+
+
+def unsent_bytes(transport: asyncio.Transport) -> int:
+    """Written, and not acknowledged by the client's machine: in our buffer and in the kernel's."""
+    try:
+        queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    except (OSError, ValueError):  # it is closed
+        return 0
+    return transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
 
 
 def chunk_writer(cycle: RequestResponseCycle) -> TryWrite:

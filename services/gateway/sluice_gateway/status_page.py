@@ -6,10 +6,12 @@ from importlib.resources import files
 
 import orjson
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from sluice_gateway.auth import check_key
 from sluice_gateway.board import StatusBoard
+from sluice_gateway.counters import Counters
+from sluice_gateway.watcher import EventResponse
 
 # The page is one file: its own script and style, and nobody else's.
 POLICY = (
@@ -23,7 +25,8 @@ class StatusPage:
     """Every route raises ApiError (401) where API keys are configured and none is given, in the header Authorization
     or, since a browser's address bar has no headers, as `?key=`."""
 
-    def __init__(self, board: StatusBoard, api_keys: tuple[str, ...]) -> None:
+    def __init__(self, board: StatusBoard, api_keys: tuple[str, ...], counters: Counters) -> None:
+        self._counters = counters
         self._board = board
         self._api_keys = api_keys
         self._html = (files("sluice_gateway") / "status.html").read_bytes()
@@ -44,4 +47,4 @@ class StatusPage:
     async def events(self, request: Request) -> Response:
         self._check(request)
         headers = HEADERS | {"x-accel-buffering": "no"}
-        return StreamingResponse(self._board.follow(), media_type="text/event-stream", headers=headers)
+        return EventResponse(self._board.follow(), headers, self._counters)

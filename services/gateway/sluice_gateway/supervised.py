@@ -14,11 +14,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from sluice_engine import hooks
 from sluice_engine.child_stderr import ChildStderr, passed_on
+from sluice_engine.descriptors import raise_limit
 from sluice_engine.health.guard import Guard, Service
 from sluice_engine.health.reading import Exit
 from sluice_engine.health.secrets import without_secrets
@@ -34,6 +36,8 @@ from sluice_engine.supervision import (
     end_by,
     ends_as_asked,
     failed_start,
+    leave_message,
+    named,
     policy_of,
     ports_of,
     probe_url,
@@ -63,6 +67,7 @@ class GatewaySupervisor:
     def __init__(self, spec: GatewaySpec) -> None:
         self.spec = spec
         self._gateway: asyncio.subprocess.Process | None = None
+        self._is_refused = False
         self._said = passed_on(log_format_of(spec.arguments), spec.name, "gateway")
         self._stderr: ChildStderr | None = None
         service = Service(spec.name, "gateway", spec.run_dir, GATEWAY_ROWS, self.pids, self._about)
@@ -83,54 +88,62 @@ class GatewaySupervisor:
         guard, loop = self.guard, asyncio.get_running_loop()
         for sig in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(sig, guard.stopping.set)
+        tasks: list[asyncio.Task[Any]] = []
         try:
-            await guard.start(self.spec.host, self.spec.probe_port)
-        except OSError as error:
-            return await end_by(guard, failed_start(error))
-        announce(guard, self.spec.host)
-        gateway = self._gateway = await self._spawn()
-        watching = loop.create_task(guard.run())
-        living = loop.create_task(self._follow(gateway))
-        stopping = loop.create_task(guard.stopping.wait())
-        tasks = (watching, living, stopping)
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if guard.stopping.is_set():
-                return await self._stop(gateway, watching)
-            if watching.done():
-                verdict = watching.result()
-            else:
-                status = living.result()
-                if status == REFUSED and not guard.watch.started:
-                    return REFUSED  # it has said why on stderr
-                guard.exited(Exit("gateway", status))
-                verdict = guard.watch.look()
-            return await end_by(guard, verdict)
+            try:
+                await guard.start(self.spec.host, self.spec.probe_port)
+            except OSError as error:
+                return await end_by(guard, failed_start(error))
+            announce(guard, self.spec.host)
+            verdict = await named(guard, self._judge(tasks))
+            if verdict is not None:
+                return await end_by(guard, verdict)
+            if self._is_refused:
+                return REFUSED  # it has said why on stderr
+            say("stopped")
+            return 0
         finally:
-            if gateway.returncode is None:
-                gateway.kill()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await gateway.wait()
+            if self._gateway is not None:
+                if self._gateway.returncode is None:
+                    self._gateway.kill()
+                await self._gateway.wait()
             if self._stderr is not None:
                 self._stderr.close()
             await guard.stop()
 
-    async def _stop(self, gateway: asyncio.subprocess.Process, watching: asyncio.Task[Verdict]) -> int:
+    async def _judge(self, tasks: list[asyncio.Task[Any]]) -> Verdict | None:
+        """Its whole life. None: it has ended as it should, or refused its arguments. `tasks` gets what goes on."""
+        guard, loop = self.guard, asyncio.get_running_loop()
+        try:
+            gateway = self._gateway = await self._spawn()
+        except OSError as error:  # the system has no room for another process
+            guard.exited(Exit("gateway", None, type(error).__name__, str(error)))
+            return guard.watch.look()
+        watching = loop.create_task(guard.run())
+        living = loop.create_task(self._follow(gateway))
+        tasks += [watching, living, loop.create_task(guard.stopping.wait())]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if guard.stopping.is_set():
+            return await self._stop(gateway, watching)
+        return watching.result() if watching.done() else self._verdict_on(living.result())
+
+    def _verdict_on(self, status: int | None) -> Verdict | None:
+        self._is_refused = status == REFUSED and not self.guard.watch.started
+        if self._is_refused:
+            return None
+        self.guard.exited(Exit("gateway", status))
+        return self.guard.watch.look()
+
+    async def _stop(self, gateway: asyncio.subprocess.Process, watching: asyncio.Task[Verdict]) -> Verdict | None:
         """It finishes what it has. One that dies, freezes or takes too long meanwhile is told of as ever."""
-        guard = self.guard
-        guard.drain(GATEWAY_LOOP.name, self.spec.stop_s)
+        self.guard.drain(GATEWAY_LOOP.name, self.spec.stop_s)
         say("draining", within_s=self.spec.stop_s)
         if await ends_as_asked(gateway, watching):
-            say("stopped")
-            return 0
-        if watching.done():
-            return await end_by(guard, watching.result())
-        if gateway.returncode == REFUSED and not guard.watch.started:
-            return REFUSED
-        guard.exited(Exit("gateway", gateway.returncode))
-        return await end_by(guard, guard.watch.look())
+            return None
+        return watching.result() if watching.done() else self._verdict_on(gateway.returncode)
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         spec = self.spec
@@ -207,6 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     spec, parent = parse_arguments(sys.argv[1:] if argv is None else argv)
     if parent:
         die_with_parent(parent, signal.SIGTERM)
+    raise_limit()
     if spec.faults:
         hooks.arm(spec.faults)
     with heard_or_not():
@@ -218,7 +232,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _run(spec: GatewaySpec) -> int:
-    return await GatewaySupervisor(spec).run()
+    try:
+        return await GatewaySupervisor(spec).run()
+    except Exception as error:  # none is known that comes so far; without a message nobody would know of one
+        leave_message(spec.health, spec.run_dir, error)
+        raise
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,9 @@ from sluice_cli.shapes import About, Judged, has_shape
 from sluice_engine.health import layout
 from sluice_engine.health.evidence import ABOUT_FILE, RECORDER_FILE, VERDICT_FILE
 from sluice_engine.health.reading import Copy
+
+# Of stacks, and of what /proc said. Ours have kilobytes.
+MAX_TEXT_BYTES = 16 << 20
 
 
 class EvidenceError(Exception):
@@ -50,8 +56,8 @@ def open_evidence(path: Path) -> Evidence:
             recorder.stat().st_mtime,
             verdict,
             about,
-            {file.stem: file.read_text(errors="replace") for file in sorted(path.glob("*.stacks"))},
-            {file.stem: file.read_text(errors="replace") for file in sorted(path.glob("*.proc"))},
+            {file.stem: _text(file) for file in sorted(path.glob("*.stacks"))},
+            {file.stem: _text(file) for file in sorted(path.glob("*.proc"))},
             tuple(name for name, value in told.items() if value is None and (path / name).exists()),
         )
     except OSError as error:
@@ -65,8 +71,26 @@ def _no_bundle(path: Path) -> str:
     return f"no {RECORDER_FILE} in it, so it is no evidence bundle; give a folder called incident-NNNN-REASON"
 
 
+def _read(path: Path, most: int) -> bytes:
+    """The beginning of a regular file. Raises OSError for anything else: a bundle comes from elsewhere, and a pipe in
+    it would never end."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return file.read(most)
+
+
+def _text(path: Path) -> str:
+    try:
+        data = _read(path, MAX_TEXT_BYTES + 1)
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}\n"
+    return data[:MAX_TEXT_BYTES].decode(errors="replace") + ("\n[cut]\n" if len(data) > MAX_TEXT_BYTES else "")
+
+
 def _recorder(path: Path) -> Copy:
-    data = path.read_bytes()
+    data = _read(path, layout.FILE_BYTES + 1)
     problem = unreadable(data)
     if problem:
         raise EvidenceError(f"{path}: {problem}")
@@ -87,8 +111,9 @@ def unreadable(data: bytes) -> str:
             "use the one of the Sluice that wrote it"
         )
     if len(data) != layout.FILE_BYTES:
+        fault = "the copy is cut" if len(data) < layout.FILE_BYTES else "it goes on behind it"
         return (
-            f"{len(data)} bytes of a flight recorder of {layout.FILE_BYTES}: the copy is cut; "
+            f"{len(data)} bytes of a flight recorder of {layout.FILE_BYTES}: {fault}; "
             "copy the whole file again, or use another bundle"
         )
     return ""
@@ -97,7 +122,7 @@ def unreadable(data: bytes) -> str:
 def _json(path: Path, shape: type[msgspec.Struct]) -> dict[str, Any] | None:
     """None where there is none, or one that is damaged."""
     try:
-        told: dict[str, Any] = json.loads(path.read_text())
+        told: dict[str, Any] = json.loads(_read(path, MAX_TEXT_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
     return told if has_shape(told, shape) else None

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from sluice_engine.probe_client import NoAnswer, ask
+from sluice_engine.probe_client import AskerFailed, NoAnswer, ask, is_our_own
 from sluice_engine.zygote_link import PING
 
 PERIOD_S, TIMEOUT_S, FAILURES = 2.0, 2.0, 3
 
 
 async def problem(url: str, timeout_s: float = TIMEOUT_S) -> str:
-    """Why the supervisor at `url` does not count as alive now; empty when it does."""
+    """Why the supervisor at `url` does not count as alive now; empty when it does, or when it could not be asked."""
     try:
         status, body = await ask(url, "/livez", timeout_s)
+    except AskerFailed as error:
+        _own_trouble(str(error))
+        return ""
     except NoAnswer as error:
         return f"its supervisor does not answer /livez: {error}"
     return "" if status == 200 else f"its supervisor answers /livez with {status}{_verdict(body)}"
+
+
+def _own_trouble(why: str) -> None:
+    """Ending services that are well would be no help."""
+    print(f"sluice up: nobody can be looked after at the moment: {why}", file=sys.stderr)
 
 
 def _verdict(body: bytes) -> str:
@@ -42,7 +51,7 @@ async def look_after(url: str, condemn: Callable[[str], None], period_s: float =
 
 
 async def zygote_problem(socket: Path, timeout_s: float = TIMEOUT_S) -> str:
-    """Why the zygote does not count as alive now; empty when it answers."""
+    """Why the zygote does not count as alive now; empty when it answers, or when it could not be asked."""
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_unix_connection(str(socket))
@@ -52,6 +61,9 @@ async def zygote_problem(socket: Path, timeout_s: float = TIMEOUT_S) -> str:
             finally:
                 writer.close()
     except (OSError, TimeoutError) as error:
+        if is_our_own(error):
+            _own_trouble(str(error))
+            return ""
         return f"it does not answer: {str(error) or f'not within {timeout_s:.0f} s'}"
 
 

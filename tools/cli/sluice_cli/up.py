@@ -17,6 +17,7 @@ import msgspec
 from sluice_cli.default_model import default_model
 from sluice_cli.place import PortTaken, evidence_directory, reserved_port, run_directory
 from sluice_cli.stack import Stack, StackSpec
+from sluice_engine.descriptors import raise_limit
 from sluice_engine.errors import SpecError
 from sluice_engine.model.errors import ModelError
 from sluice_engine.outlet import heard_or_not
@@ -73,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         with reserved_port(args.port) as port, run_directory() as directory, _evidence() as evidence:
             stack = Stack(replace(spec, evidence=evidence), port, directory)
+            raise_limit()
             # Whoever reads what we say may stop, or go: what we serve, restart and look after goes on.
             with heard_or_not():
                 return asyncio.run(stack.run())

@@ -12,6 +12,7 @@
     respawned                the process is killed, and the one that is started for it is stopped before it serves
     flood, connections       so many connections at once to the engine's `probes` or `leader`, again and again; or of
                              the shortest lines, into what the leader says on `stdout` or `stderr`
+    overwrite                a word of the engine's recorder gets a value that it may not have: `magic` or `readiness`
     limit, process           the process may open no more file descriptors; `knocks`: so many connections come then
     deaths, process          it is killed so many times, each time that it is there again
     load                     so many processes that do nothing but compute
@@ -42,6 +43,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sluice_engine.address import split
+from sluice_engine.health.layout import FILE_NAME, WORD, Header
 from sluice_faults import Action, Order, place, reached, withdraw
 from sluice_faults.order import parse
 from sluice_harness.chat import Chat
@@ -147,6 +149,13 @@ def _flood(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) 
     flood = Flood(target.hostname, target.port, int(fault["connections"]))
     eventually(lambda: flood.opened >= int(fault["connections"]), "the flood is there")
     return Injected(time.monotonic(), [flood.close])
+
+
+def _overwrite(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
+    with (engine.run_dir / FILE_NAME).open("r+b") as file:
+        file.seek(Header[str(fault["overwrite"]).upper()] * WORD)
+        file.write(b"\x4d" * WORD)
+    return Injected(time.monotonic())
 
 
 def _continue(pid: int) -> None:
@@ -270,6 +279,7 @@ _INJECT: dict[str, Callable[[Stack, Service, Mapping[str, Any], Work], Injected]
     "respawned": _respawned,
     "flood": _flood,
     "nobody": _nobody,
+    "overwrite": _overwrite,
     "limit": _limit,
     "deaths": _deaths,
     "load": _load,
