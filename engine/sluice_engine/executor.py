@@ -68,15 +68,10 @@ class Executor:
             self.mirror.begin_fill(ref)
         for ref in record.committed:
             self.mirror.commit(ref)
-        self._claim(record.committed)
+            # The trailer names the new owner's life; payload and identity stay.
+            self.pools[ref.kind].claim(ref.record, ref.generation)
         for ref in record.reopened:
             self.mirror.reopen(ref)
-
-    def _claim(self, committed: tuple[RecordRef, ...]) -> None:
-        """After a commit the trailer names the new owner's generation; payload and identity stay."""
-        for kind in {ref.kind for ref in committed}:
-            refs = [ref for ref in committed if ref.kind is kind]
-            self.pools[kind].claim([ref.record for ref in refs], [ref.generation for ref in refs])
 
     def _resume(self, copy: StateCopy) -> None:
         self.mirror.check_readable(RecordKind.SNAPSHOT, copy.snapshot)
@@ -97,10 +92,9 @@ class Executor:
             pool, closes = self.pools[kind], [close for close in closed if close.ref.kind is kind]
             records = [close.ref.record for close in closes]
             found = pool.digests(records, [close.identity for close in closes])
-            trailers = [
-                Trailer(pool.layout.format_id, close.identity, close.ref.generation, close.valid_tokens, digest)
-                for close, digest in zip(closes, found, strict=True)
-            ]
-            pool.write_trailers(records, trailers)
+            for close, digest in zip(closes, found, strict=True):
+                ref = close.ref
+                told = Trailer(pool.layout.format_id, close.identity, ref.generation, close.valid_tokens, digest)
+                pool.write_trailer(ref.record, told)
             digests |= zip([close.ref for close in closes], found, strict=True)
         return tuple([RecordDigest(close.ref, digests[close.ref]) for close in closed])

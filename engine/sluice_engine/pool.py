@@ -14,17 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluice_records import (
-    GENERATION_OFFSET,
-    MAGIC,
     TRAILER_BYTES,
     Layouts,
     PoolPlan,
     RecordKind,
     RecordLayout,
     Trailer,
-    TrailerError,
     record_digest,
     record_digests,
+    set_generation,
 )
 
 # Records up to this size are digested together, so many at once as are LOT_BYTES in all.
@@ -72,19 +70,17 @@ class RecordPool:
         self.num_records = num_records
         self.buffer = buffer
         self._records: NDArray[np.uint8] = buffer.reshape(num_records, layout.stride)[:, : layout.record_bytes]
-        self._trailers = self._records[:, layout.trailer_offset : layout.trailer_offset + TRAILER_BYTES]
-        self._magics = self._trailers[:, :4].view("<u4")[:, 0]
-        self._generations = self._trailers[:, GENERATION_OFFSET : GENERATION_OFFSET + 8].view("<u8")[:, 0]
+        # Trailers are read and written through it: numpy's ways are long ones for so few bytes.
+        self._memory = buffer.data
 
     def record(self, record: int) -> NDArray[np.uint8]:
         """The record's bytes, trailer included, without the stride's slack. A view."""
-        if not 0 <= record < self.num_records:
-            raise IndexError(f"{self.layout.kind.value} record {record} of {self.num_records}")
+        self._check(record)
         view: NDArray[np.uint8] = self._records[record]
         return view
 
-    def _check(self, records: Sequence[int]) -> None:
-        """numpy takes a negative number for one from the end."""
+    def _check(self, *records: int) -> None:
+        """A negative number would be taken for one from the end."""
         for record in records:
             if not 0 <= record < self.num_records:
                 raise IndexError(f"{self.layout.kind.value} record {record} of {self.num_records}")
@@ -101,7 +97,7 @@ class RecordPool:
         size = self.layout.trailer_offset
         if len(records) == 1 or size > SMALL_BYTES:
             return [self.digest(record, identity) for record, identity in zip(records, identities, strict=True)]
-        self._check(records)
+        self._check(*records)
         digests: list[int] = []
         lot = max(1, LOT_BYTES // max(1, size))
         for start in range(0, len(records), lot):
@@ -109,35 +105,28 @@ class RecordPool:
             digests += record_digests(payloads, identities[start : start + lot])
         return digests
 
+    def _trailer_at(self, record: int) -> int:
+        self._check(record)
+        return record * self.layout.stride + self.layout.trailer_offset
+
     def write_trailer(self, record: int, trailer: Trailer) -> None:
-        self.write_trailers([record], [trailer])
+        """What a layout's trailer has beyond its fields stays as it is."""
+        start, packed = self._trailer_at(record), trailer.pack()
+        self._memory[start : start + len(packed)] = packed
 
-    def write_trailers(self, records: Sequence[int], trailers: Sequence[Trailer]) -> None:
-        """One each. What a layout's trailer has beyond their fields stays as it is."""
-        self._check(records)
-        packed = np.frombuffer(b"".join([trailer.pack() for trailer in trailers]), dtype=np.uint8)
-        self._trailers[records] = packed.reshape(len(records), TRAILER_BYTES)
-
-    def claim(self, records: Sequence[int], generations: Sequence[int]) -> None:
-        """Their trailers name new lives; all else in them stays. Raises TrailerError where there is none of ours."""
-        self._check(records)
-        strange = np.flatnonzero(self._magics[records] != MAGIC)
-        if strange.size:
-            raise TrailerError(f"{self.layout.kind.value} record {records[strange[0]]} has no trailer of ours")
-        self._generations[records] = generations
+    def claim(self, record: int, generation: int) -> None:
+        """Its trailer names a new life; all else in it stays. Raises TrailerError where there is none of ours."""
+        set_generation(self._memory, self._trailer_at(record), generation)
 
     def trailer(self, record: int) -> Trailer:
         """Raises TrailerError when the record has none of ours."""
-        return Trailer.unpack(self.record(record)[self.layout.trailer_offset :].tobytes())
+        start = self._trailer_at(record)
+        return Trailer.unpack(self._memory[start : start + TRAILER_BYTES])
 
-    def have_trailers(self, records: Sequence[int], trailers: Sequence[Trailer]) -> list[bool]:
-        """Exactly these; what a layout's trailer has beyond its fields does not count."""
-        self._check(records)
-        found = self._trailers[records].tobytes()
-        starts = range(0, len(found), TRAILER_BYTES)
-        return [
-            trailer.is_in(found[start : start + TRAILER_BYTES]) for start, trailer in zip(starts, trailers, strict=True)
-        ]
+    def has_trailer(self, record: int, trailer: Trailer) -> bool:
+        """Exactly this one; what a layout's trailer has beyond its fields does not count."""
+        start = self._trailer_at(record)
+        return trailer.is_in(self._memory[start : start + TRAILER_BYTES])
 
     def copy_sections(self, record: int, to: RecordPool, to_record: int) -> None:
         """Copy every section that both layouts have (state <-> snapshot: window and overlaps)."""

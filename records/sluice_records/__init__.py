@@ -14,11 +14,9 @@ from sluice_records.layout import (
     SectionKind,
     build_layouts,
 )
-from sluice_records.trailer import GENERATION_OFFSET, MAGIC, TRAILER_BYTES, Trailer, TrailerError
+from sluice_records.trailer import TRAILER_BYTES, Trailer, TrailerError, set_generation
 
 __all__ = [
-    "GENERATION_OFFSET",
-    "MAGIC",
     "TRAILER_BYTES",
     "BudgetError",
     "CacheGeometry",
@@ -50,4 +48,5 @@ __all__ = [
     "record_digests",
     "record_identity",
     "sequence_cost",
+    "set_generation",
 ]

@@ -57,7 +57,8 @@ def record_digests(payloads: NDArray[np.uint8], identities: Sequence[bytes]) -> 
     """`record_digest` of each row of `payloads` (contiguous, [records, bytes]) with its identity. A call of numpy's
     costs more than a small record's sum; all lanes are widened at once, so large ones are better taken one by one."""
     lanes = payloads.view("<u4").astype(np.uint64)
+    lanes *= _cached_weights(0, lanes.shape[1])
     salts = np.frombuffer(b"".join(identities), dtype="<u4").reshape(len(identities), -1).astype(np.uint64)
-    sums = lanes @ _cached_weights(0, lanes.shape[1]) + salts @ _cached_weights(IDENTITY_LANE, salts.shape[1])
-    digests: list[int] = sums.tolist()
+    salts *= _cached_weights(IDENTITY_LANE, salts.shape[1])
+    digests: list[int] = (np.add.reduce(lanes, axis=1) + np.add.reduce(salts, axis=1)).tolist()
     return digests

@@ -9,8 +9,8 @@ MAGIC = 0x51C3A11E
 _FIELDS = struct.Struct("<II16s16sQQ")
 TRAILER_BYTES = 64
 assert _FIELDS.size <= TRAILER_BYTES
-# 64 bits, little-endian; the magic is the first 32.
-GENERATION_OFFSET = struct.calcsize("<II16s16s")
+_MAGIC, _GENERATION = struct.Struct("<I"), struct.Struct("<Q")
+_GENERATION_OFFSET = struct.calcsize("<II16s16s")
 
 
 class TrailerError(ValueError):
@@ -34,7 +34,7 @@ class Trailer:
         )
         return packed.ljust(TRAILER_BYTES, b"\0")
 
-    def is_in(self, data: bytes) -> bool:
+    def is_in(self, data: bytes | memoryview) -> bool:
         """Does `data` begin with exactly this trailer?"""
         return data[: _FIELDS.size] == self.pack()[: _FIELDS.size]
 
@@ -46,3 +46,11 @@ class Trailer:
         if magic != MAGIC:
             raise TrailerError(f"magic is {magic:#010x}, not {MAGIC:#010x}")
         return Trailer(format_id.hex(), identity, generation, valid, digest)
+
+
+def set_generation(memory: memoryview, start: int, generation: int) -> None:
+    """In the trailer at `start`, and nothing else of it. Raises TrailerError where there is none of ours."""
+    (magic,) = _MAGIC.unpack_from(memory, start)
+    if magic != MAGIC:
+        raise TrailerError(f"magic is {magic:#010x}, not {MAGIC:#010x}")
+    _GENERATION.pack_into(memory, start + _GENERATION_OFFSET, generation)

@@ -43,13 +43,9 @@ class Verdict:
     digested: bool
 
 
-def check_trailers(pool: RecordPool, items: Sequence[PullItem]) -> list[Failure | None]:
-    format_id = pool.layout.format_id
-    granted = [
-        Trailer(format_id, item.identity, item.source_generation, item.valid_tokens, item.digest) for item in items
-    ]
-    fine = pool.have_trailers([item.destination for item in items], granted)
-    return [None if ok else _explain(pool, item, told) for ok, item, told in zip(fine, items, granted, strict=True)]
+def check_trailer(pool: RecordPool, item: PullItem) -> Failure | None:
+    granted = Trailer(pool.layout.format_id, item.identity, item.source_generation, item.valid_tokens, item.digest)
+    return None if pool.has_trailer(item.destination, granted) else _explain(pool, item, granted)
 
 
 def _explain(pool: RecordPool, item: PullItem, granted: Trailer) -> Failure:
@@ -123,7 +119,7 @@ class _Checker:
         verdicts: list[Verdict] = []
         for kind in {asked.item.kind for asked in lot}:
             pool, of_kind = self._pools[kind], [asked for asked in lot if asked.item.kind is kind]
-            trailers = check_trailers(pool, [asked.item for asked in of_kind])
+            trailers = [check_trailer(pool, asked.item) for asked in of_kind]
             fine = [asked for asked, failure in zip(of_kind, trailers, strict=True) if failure is None and asked.due]
             digests = iter(check_digests(pool, [asked.item for asked in fine]) if fine else ())
             for asked, failure in zip(of_kind, trailers, strict=True):
