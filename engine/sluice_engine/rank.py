@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import traceback
 from collections.abc import Callable, Iterator
@@ -181,6 +182,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     die_with_parent(args.parent)
     drop_what_nobody_reads()
+    # A terminal's Ctrl-C goes to the whole group; the supervisor decides who ends, and when.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(load_spec(args.spec), args.rank, args.memory_fd)
 
 

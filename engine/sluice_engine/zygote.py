@@ -160,8 +160,7 @@ class Zygote:
         status = 1
         try:
             die_with_parent(parent)
-            for sig in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(sig, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._forget_all(memory)
             serve(load_spec(Path(spec)), rank, memory)
             status = 0
@@ -250,6 +249,8 @@ def main(argv: list[str] | None = None) -> None:
     die_with_parent(args.parent)
     drop_what_nobody_reads()
     raise_limit()
+    # A terminal's Ctrl-C goes to the whole group; the supervisor decides who ends, and when. Of its ranks too.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     import torch
 
     import sluice_engine.runner  # noqa: F401
