@@ -49,6 +49,7 @@ from sluice_engine.supervision import (
     policy_of,
     ports_of,
     probe_url,
+    sole_user,
 )
 from sluice_engine.transfer.sidecar import EXIT_LEADER_GONE, EXIT_SPEC, EXIT_THREAD_DIED, EXIT_UNAVAILABLE
 from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, write_spec
@@ -408,7 +409,8 @@ def main(argv: list[str] | None = None) -> int:
             spec, path = own_spec(args.spec, args.name, args.host, args.key_file, args.tls_dir)
             if spec.faults:
                 hooks.arm(spec.faults)
-            return asyncio.run(_run(spec, path, args.zygote))
+            with sole_user(Path(spec.run_dir)):
+                return asyncio.run(_run(spec, path, args.zygote))
         except (SpecError, ModelError) as error:
             say("died", cause=f"{type(error).__name__}: {error}")
             return EXIT_REFUSED

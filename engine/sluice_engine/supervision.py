@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import sys
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from sluice_engine.address import join
+from sluice_engine.errors import SpecError
 from sluice_engine.health.evidence import EvidenceLimits
 from sluice_engine.health.guard import MAX_MESSAGE_BYTES, TERMINATION, Guard, Policy, write_now
 from sluice_engine.health.incidents import QuarantinePolicy
@@ -82,6 +84,25 @@ def leave_message(health: HealthSpec, run_dir: Path, error: Exception) -> None:
     path = Path(health.termination_path) if health.termination_path else run_dir / TERMINATION
     with contextlib.suppress(OSError):
         write_now(path, f"{verdict}; no evidence\n".encode(errors="replace")[:MAX_MESSAGE_BYTES])
+
+
+@contextlib.contextmanager
+def sole_user(run_dir: Path) -> Iterator[None]:
+    """Raises SpecError where another supervisor lives in that directory: its recorder, sockets and stacks are there.
+    The lock ends with this process, however that ends."""
+    fd = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise SpecError(
+                f"run_dir: {run_dir} is another supervisor's that still runs: name one per service"
+            ) from error
+        except OSError:  # a filesystem without locks
+            pass
+        yield
+    finally:
+        os.close(fd)
 
 
 async def end_by(guard: Guard, verdict: Verdict) -> int:

@@ -21,6 +21,7 @@ import msgspec
 from sluice_engine import hooks
 from sluice_engine.child_stderr import ChildStderr, passed_on
 from sluice_engine.descriptors import raise_limit
+from sluice_engine.errors import SpecError
 from sluice_engine.health.guard import Guard, Service
 from sluice_engine.health.reading import Exit
 from sluice_engine.health.secrets import without_secrets
@@ -41,6 +42,7 @@ from sluice_engine.supervision import (
     policy_of,
     ports_of,
     probe_url,
+    sole_user,
 )
 
 # More than a gateway's --shutdown-s usually is.
@@ -225,7 +227,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         hooks.arm(spec.faults)
     with heard_or_not():
         try:
-            return asyncio.run(_run(spec))
+            with sole_user(spec.run_dir):
+                return asyncio.run(_run(spec))
+        except SpecError as error:
+            say("died", cause=f"{type(error).__name__}: {error}")
+            return REFUSED
         except Exception as error:
             say("died", cause=f"{type(error).__name__}: {error}")
             return 1
