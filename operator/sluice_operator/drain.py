@@ -31,14 +31,13 @@ def shrink(
 
 
 def begin(victim: Pod) -> tuple[Action, ...]:
-    """What is still missing of: drain, then not ready."""
-    told: list[Action] = []
-    if victim.load is None or not victim.load.draining:
-        told.append(Drain(victim.name, victim.uid))
-    if victim.serving is not False:
-        told.append(SetServing(victim.name, victim.uid, False))
-    # An engine that does not answer need not be asked again and again.
-    return () if victim.serving is False and victim.load is None else tuple(told)
+    """What is still missing of: drain, then not ready. Of one that does not answer nobody can see whether it was told to
+    drain: its gate is closed first, and it is not asked again and again."""
+    close = () if victim.serving is False else (SetServing(victim.name, victim.uid, False),)
+    drain = Drain(victim.name, victim.uid)
+    if victim.load is None:
+        return (*close, drain) if close else ()
+    return close if victim.load.draining else (drain, *close)
 
 
 def choose_victim(members: Sequence[Pod], now: float, timeout_s: float, useful: Container[str]) -> Pod:

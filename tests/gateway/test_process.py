@@ -261,7 +261,7 @@ def test_the_gateway_imports_no_torch_no_transformers_and_of_the_engine_only_wha
     code = (
         "import re, sys, sluice_gateway.__main__, sluice_gateway.memory\n"
         "bad = {'torch', 'transformers', 'sluice_kernels', 'nixl_cu13'} & set(sys.modules)\n"
-        "watching = 'errors|hooks|processes|probe_client|log|outlet|self_call|tracing|health([.].*)?'\n"
+        "watching = 'descriptors|errors|hooks|processes|probe_client|log|outlet|self_call|tracing|health([.].*)?'\n"
         "connecting = 'address|cluster_connection|grpc_options|keyed_server|tls([.].*)?'\n"
         "shared = f'sluice_engine([.]({watching}|{connecting}))?'\n"
         "bad |= {m for m in sys.modules if m.startswith('sluice_engine') and not re.fullmatch(shared, m)}\n"

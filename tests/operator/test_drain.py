@@ -121,7 +121,7 @@ def test_the_victim_has_the_least_work_and_is_the_youngest_of_equals():
 def test_one_that_takes_no_requests_goes_before_one_that_does_whatever_is_known_of_its_work():
     """A new pod in the place of a victim that was lost: the one that served was drained in its stead."""
     new = pod("b", load=None)
-    assert shrink(D, [pod("a", load=Load(9)), new], NOW, TIMEOUT, {"a"})[0] == Drain("b", "b")
+    assert shrink(D, [pod("a", load=Load(9)), new], NOW, TIMEOUT, {"a"})[0] == SetServing("b", "b", False)
     assert shrink(D, [pod("a", load=Load(9)), new], NOW, TIMEOUT, {"a", "b"})[0] == Drain("a", "a")
 
 
