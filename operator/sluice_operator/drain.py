@@ -31,8 +31,8 @@ def shrink(
 
 
 def begin(victim: Pod) -> tuple[Action, ...]:
-    """What is still missing of: drain, then not ready. Of one that does not answer nobody can see whether it was told to
-    drain: its gate is closed first, and it is not asked again and again."""
+    """What is still missing of: drain, then not ready. Of one that does not answer nobody can see whether it was told:
+    its gate is closed first, and it is not asked again and again."""
     close = () if victim.serving is False else (SetServing(victim.name, victim.uid, False),)
     drain = Drain(victim.name, victim.uid)
     if victim.load is None:
