@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -109,6 +110,26 @@ async def test_an_answer_that_runs_outlives_half_of_the_next_request(start: Any)
     rest = await asyncio.wait_for(reader.read(), 20)  # then its time is over
     assert rest.strip(b"\r\n0") == b""
     await hang_up_quietly(writer)
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept alive", "to be closed"])
+async def test_one_that_does_not_read_its_answer_is_not_kept_for_it(start: Any, keeps: bool) -> None:
+    """Its connection stayed after its answer's end, as long as the client did."""
+    engine = unified(max_context_tokens=1 << 20)
+    stack = await start(engine, read_timeout_s=0.5, slow_client_bytes=1 << 30)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    port = int(stack.url.rsplit(":", 1)[1])
+    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+    body = json.dumps({"model": "m", "prompt": "x" * 200, "max_tokens": 60_000, "stream": True}).encode()
+    told = ["Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+    told += [] if keeps else ["Connection: close"]
+    head = "\r\n".join(["POST /v1/completions HTTP/1.1", *told, "", ""]).encode()
+    await asyncio.get_running_loop().sock_sendall(sock, head + body)
+    await stack.until(lambda: stack.gateway.counters.slow_clients == 1)
+    await stack.idle()
+    sock.close()
 
 
 @pytest.mark.parametrize("where", ["at once", "in pieces"])

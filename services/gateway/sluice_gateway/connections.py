@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -44,6 +45,16 @@ def most_connections() -> int:
     if soft == resource.RLIM_INFINITY:
         return MOST
     return min(MOST, max(LEAST, soft - RESERVED_DESCRIPTORS))
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of a server's connections. `most`: in all. `head_s`: for saying what is wanted; `read_s`: for reading what was
+    written, whole or to where the transport takes more."""
+
+    most: int
+    head_s: float
+    read_s: float
 
 
 class Idle(Generic[T]):

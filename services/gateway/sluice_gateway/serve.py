@@ -19,10 +19,11 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sluice_engine.address import join, split
-from sluice_gateway.connections import HEAD_TOO_LARGE, MAX_HEAD_BYTES, TOO_MANY, Idle, most_connections
+from sluice_gateway.connections import HEAD_TOO_LARGE, MAX_HEAD_BYTES, TOO_MANY, Bounds, Idle, most_connections
 from sluice_gateway.counters import Counters
 from sluice_gateway.gateway import Gateway
 from sluice_gateway.respond import ABORT, CHUNK, TryWrite
+from sluice_gateway.settings import Settings
 from sluice_gateway.watcher import UNSENT
 
 logger = logging.getLogger(__name__)
@@ -32,17 +33,19 @@ EVERY_HOST = "*"
 class StreamingProtocol(HttpToolsProtocol):
     """Gives the application a way to drop a client that does not read, and a short one to write to one that does.
 
-    One that does not say in `head_s` what it wants is dropped, and one that needs too many words for it. Where there
-    are more than `most`, the one that has been idle longest gives way; where all are at work, the new one is told to
-    come again."""
+    One that does not say in time what it wants is dropped, one that needs too many words for it, and one that does not
+    read what it is told. Where there are too many, the one that has been idle longest gives way; where all are at work,
+    the new one is told to come again."""
 
     def __init__(
-        self, *args: Any, idle: Idle[StreamingProtocol], most: int, head_s: float, counters: Counters, **more: Any
+        self, *args: Any, idle: Idle[StreamingProtocol], bounds: Bounds, counters: Counters, **more: Any
     ) -> None:
         super().__init__(*args, **more)
-        self._idle, self._most, self._head_s, self._counters = idle, most, head_s, counters
+        self._idle, self._counters = idle, counters
+        self._most, self._head_s, self._read_s = bounds.most, bounds.head_s, bounds.read_s
         self._late: asyncio.TimerHandle | None = None  # while a head is awaited
         self._head_bytes = 0
+        self._unread: asyncio.TimerHandle | None = None  # while what was written is not read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -61,6 +64,7 @@ class StreamingProtocol(HttpToolsProtocol):
         self._idle.end(self)
         self._head_is_there()
         super().connection_lost(exc)
+        self._reader_is_there()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -80,13 +84,45 @@ class StreamingProtocol(HttpToolsProtocol):
         if self._late is not None:
             super().on_header(name, value)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._reader_is_there()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close_in_time()
+        super().timeout_keep_alive_handler()
+
+    def _close_in_time(self) -> None:
+        """A connection that is closed waits for what was written: not for ever."""
+        if self.transport.get_write_buffer_size():
+            self._await_reader()
+
+    def _await_reader(self) -> None:
+        if self._unread is None:
+            self._unread = self.loop.call_later(self._read_s, self._drop_unread)
+
+    def _reader_is_there(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _drop_unread(self) -> None:
+        self._counters.slow_clients += 1
+        self.transport.abort()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._await_head()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.timeout_keep_alive_task is not None:
+        if self.transport.is_closing():
+            self._close_in_time()
+        elif self.timeout_keep_alive_task is not None:
             self._idle.begin(self)
 
     def _await_head(self) -> None:
@@ -223,6 +259,11 @@ def url_of(sock: socket.socket) -> str:
     return f"http://{join(host, port)}"
 
 
+def bounds_of(settings: Settings) -> Bounds:
+    most = settings.max_connections or most_connections()
+    return Bounds(most, settings.head_timeout_s, settings.read_timeout_s)
+
+
 def make_server(app: FastAPI, on_ready: Callable[[], None]) -> Server:
     gateway: Gateway = app.state.gateway
     config = uvicorn.Config(
@@ -230,8 +271,7 @@ def make_server(app: FastAPI, on_ready: Callable[[], None]) -> Server:
         http=partial(
             StreamingProtocol,
             idle=Idle(),
-            most=gateway.settings.max_connections or most_connections(),
-            head_s=gateway.settings.head_timeout_s,
+            bounds=bounds_of(gateway.settings),
             counters=gateway.counters,
         ),  # type: ignore[arg-type] # it is called, and nothing else
         ws="none",

@@ -22,7 +22,8 @@ class Settings:
     """`api_keys` empty: no key is needed. `slow_client_bytes`: what may wait for one client that does not read.
 
     `supervisor`: http://HOST:PORT of the gateway's own, for the status page.
-    `head_timeout_s`: a client that has not said by then what it wants is dropped. `max_connections`: 0 for as many as
+    `head_timeout_s`: a client that has not said by then what it wants is dropped, `read_timeout_s`: one that has not
+    read by then what was written to it. `max_connections`: 0 for as many as
     there are descriptors. `outage_s`: new requests wait for a fleet that lost its last usable pair this recently.
     """
 
@@ -40,6 +41,7 @@ class Settings:
     max_body_bytes: int = 32 * 1024 * 1024
     body_timeout_s: float = 60.0
     head_timeout_s: float = 20.0
+    read_timeout_s: float = 60.0
     max_connections: int = 0
     max_choices: int = 128
     slow_client_bytes: int = 1024 * 1024
