@@ -205,21 +205,24 @@ class Rooms:
 
     def reassure(self, port: SourceLeasePort) -> None:
         """The lease thread asks: is it still meant to be granted? Silence says no."""
-        for sequence, room in self.sources.items():
-            if room.port is port and not (room.ended or room.completed) and sequence in self._leader.state.sequences:
-                port.post(LeaseEvent.GRANTED, Granted(()))
+        room = self._source_of(port)
+        if room is not None and not (room.ended or room.completed) and room.spec.id in self._leader.state.sequences:
+            port.post(LeaseEvent.GRANTED, Granted(()))
 
     def lease_ended(self, port: SourceLeasePort) -> None:
         """The reader's hold is gone, however it went."""
-        for sequence, room in self.sources.items():
-            if room.port is port:
-                room.ended = True
-                del self.sources[sequence]
-                told = {"granted": room.granted, "bytes": room.granted_bytes, "chunks": room.chunks}
-                log.info("lease ended", **room.ids, **told)
-                room.span.end("", **told)
-                self._leader.tell(LeaseEnded(sequence))
-                return
+        room = self._source_of(port)
+        if room is None:
+            return
+        room.ended = True
+        del self.sources[room.spec.id]
+        told = {"granted": room.granted, "bytes": room.granted_bytes, "chunks": room.chunks}
+        log.info("lease ended", **room.ids, **told)
+        room.span.end("", **told)
+        self._leader.tell(LeaseEnded(room.spec.id))
+
+    def _source_of(self, port: SourceLeasePort) -> SourceRoom | None:
+        return next((room for room in self.sources.values() if room.port is port), None)
 
     def refuse_sources(self, reason: str, detail: str) -> None:
         """Their readers are told why, and go elsewhere."""

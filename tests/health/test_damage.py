@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from stopped import stop_process
@@ -122,6 +123,16 @@ def make_run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     return lambda: gateway_run(tmp_path) if request.param == "gateway" else engine_run(tmp_path, monkeypatch)
 
 
+async def begun(make_run: Run) -> tuple[Guard, asyncio.Task[Any]]:
+    """A supervisor that has its processes, and its end."""
+    guard, run = make_run()
+    running: asyncio.Task[Any] = asyncio.create_task(run())  # type: ignore[arg-type]
+    async with asyncio.timeout(30):
+        while not guard.service.pids():  # noqa: ASYNC110 - of real processes
+            await asyncio.sleep(0.02)
+    return guard, running
+
+
 def magic(path: Path) -> None:
     overwrite(path, Header.MAGIC * WORD, 5)
 
@@ -136,11 +147,8 @@ def row_name(path: Path) -> None:
 async def test_a_damaged_recorder_is_an_incident_of_the_supervisor(
     make_run: Run, tmp_path: Path, capfd: pytest.CaptureFixture[str], damage: Callable[[Path], None]
 ) -> None:
-    guard, run = make_run()
-    running = asyncio.create_task(run())  # type: ignore[arg-type]
+    guard, running = await begun(make_run)
     async with asyncio.timeout(30):
-        while not guard.service.pids():  # noqa: ASYNC110 - of real processes
-            await asyncio.sleep(0.02)
         damage(guard.recorder.path)
         assert await running == EXIT_DEAD
     message = (tmp_path / "termination-log").read_text()
@@ -162,11 +170,8 @@ async def test_a_damaged_recorder_is_an_incident_of_the_supervisor(
 async def test_whatever_ends_the_watch_is_named_also_in_a_drain(
     make_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guard, run = make_run()
-    running = asyncio.create_task(run())  # type: ignore[arg-type]
+    guard, running = await begun(make_run)
     async with asyncio.timeout(30):
-        while not guard.service.pids():  # noqa: ASYNC110 - of real processes
-            await asyncio.sleep(0.02)
 
         def fail() -> None:
             raise ZeroDivisionError("division\nby zero")

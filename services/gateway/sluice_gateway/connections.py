@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Generic, TypeVar
+
+from sluice_gateway.errors import ApiError, headers_too_large, too_many_connections
 
 T = TypeVar("T")
 # For engines, files, and what libraries open.
@@ -16,26 +20,16 @@ LEAST, MOST = 32, 65_536
 MAX_HEAD_BYTES = 64 * 1024
 
 
-def _answer(status: str, message: str, code: str, *headers: str) -> bytes:
-    """One for a connection that ends with it, before there is any request."""
-    kind = "server_error" if status.startswith("5") else "invalid_request_error"
-    body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})
-    told = ("content-type: application/json", f"content-length: {len(body)}", "connection: close", *headers)
-    return "\r\n".join((f"HTTP/1.1 {status}", *told, "", body)).encode()
+def answer_before_a_request(error: ApiError) -> bytes:
+    """For a connection that ends with it: HTTP/1.1 as it is on the wire."""
+    body, status = error.body(), HTTPStatus(error.status)
+    line = b"HTTP/1.1 %d %b" % (status, status.phrase.encode())
+    headers = [*error.headers(), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+    return b"\r\n".join((line, *(b"%b: %b" % header for header in headers), b"", body))
 
 
-TOO_MANY = _answer(
-    "503 Service Unavailable",
-    "This gateway has as many requests in work as it may have connections: try again, or raise its limit of open files"
-    " (ulimit -n).",
-    "too_many_connections",
-    "retry-after: 1",
-)
-HEAD_TOO_LARGE = _answer(
-    "431 Request Header Fields Too Large",
-    f"Request line and headers are longer than {MAX_HEAD_BYTES} bytes: leave some out.",
-    "headers_too_large",
-)
+TOO_MANY = answer_before_a_request(too_many_connections())
+HEAD_TOO_LARGE = answer_before_a_request(headers_too_large(MAX_HEAD_BYTES))
 
 
 def most_connections() -> int:
@@ -73,3 +67,29 @@ class Idle(Generic[T]):
     def longest(self, but: T) -> T | None:
         """Not `but`; None where there is no other."""
         return next((connection for connection in self._since if connection is not but), None)
+
+
+class Deadline:
+    """Of something that is awaited: `then` is called when `seconds` have passed between `begin` and `end`. Another
+    `begin` in between changes nothing."""
+
+    def __init__(self, seconds: float, then: Callable[[], None]) -> None:
+        self._seconds, self._then = seconds, then
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self._timer is not None
+
+    def begin(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._is_over)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _is_over(self) -> None:
+        self._timer = None
+        self._then()

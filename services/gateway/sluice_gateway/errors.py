@@ -55,6 +55,19 @@ def body_too_large(limit: int) -> ApiError:
     return ApiError(413, f"The request body is larger than {limit} bytes.", code="request_too_large")
 
 
+def headers_too_large(limit: int) -> ApiError:
+    message = f"Request line and headers are longer than {limit} bytes: leave some out."
+    return ApiError(431, message, code="headers_too_large")
+
+
+def too_many_connections() -> ApiError:
+    message = (
+        "This gateway has as many requests in work as it may have connections: try again, or raise its limit of open"
+        " files (ulimit -n)."
+    )
+    return ApiError(503, message, "server_error", code="too_many_connections", retry_after_s=1)
+
+
 def unsupported_media(message: str) -> ApiError:
     return ApiError(415, message, code="unsupported_media_type")
 

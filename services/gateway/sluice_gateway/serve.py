@@ -19,7 +19,15 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sluice_engine.address import join, split
-from sluice_gateway.connections import HEAD_TOO_LARGE, MAX_HEAD_BYTES, TOO_MANY, Bounds, Idle, most_connections
+from sluice_gateway.connections import (
+    HEAD_TOO_LARGE,
+    MAX_HEAD_BYTES,
+    TOO_MANY,
+    Bounds,
+    Deadline,
+    Idle,
+    most_connections,
+)
 from sluice_gateway.counters import Counters
 from sluice_gateway.gateway import Gateway
 from sluice_gateway.respond import ABORT, CHUNK, TryWrite
@@ -42,15 +50,15 @@ class StreamingProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(*args, **more)
         self._idle, self._counters = idle, counters
-        self._most, self._head_s, self._read_s = bounds.most, bounds.head_s, bounds.read_s
-        self._late: asyncio.TimerHandle | None = None  # while a head is awaited
+        self._most = bounds.most
+        self._head = Deadline(bounds.head_s, self._drop)
         self._head_bytes = 0
-        self._unread: asyncio.TimerHandle | None = None  # while what was written is not read
+        self._reading = Deadline(bounds.read_s, self._drop_unread)  # of the client, what was written
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._idle.begin(self)
-        self._await_head()
+        self._head.begin()
         if len(self.connections) > self._most:
             self._counters.dropped_connections += 1
             other = self._idle.longest(but=self)
@@ -62,13 +70,13 @@ class StreamingProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._idle.end(self)
-        self._head_is_there()
+        self._head.end()
         super().connection_lost(exc)
-        self._reader_is_there()
+        self._reading.end()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._late is None or self.transport.is_closing():
+        if not self._head.runs or self.transport.is_closing():
             return
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES:
@@ -81,16 +89,16 @@ class StreamingProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """What comes behind a body is nobody's."""
-        if self._late is not None:
+        if self._head.runs:
             super().on_header(name, value)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._await_reader()
+        self._reading.begin()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._reader_is_there()
+        self._reading.end()
 
     def timeout_keep_alive_handler(self) -> None:
         self._close_in_time()
@@ -99,16 +107,7 @@ class StreamingProtocol(HttpToolsProtocol):
     def _close_in_time(self) -> None:
         """A connection that is closed waits for what was written: not for ever."""
         if self.transport.get_write_buffer_size():
-            self._await_reader()
-
-    def _await_reader(self) -> None:
-        if self._unread is None:
-            self._unread = self.loop.call_later(self._read_s, self._drop_unread)
-
-    def _reader_is_there(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+            self._reading.begin()
 
     def _drop_unread(self) -> None:
         self._counters.slow_clients += 1
@@ -116,7 +115,7 @@ class StreamingProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._await_head()
+        self._head.begin()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -125,28 +124,19 @@ class StreamingProtocol(HttpToolsProtocol):
         elif self.timeout_keep_alive_task is not None:
             self._idle.begin(self)
 
-    def _await_head(self) -> None:
-        if self._late is None:
-            self._late = self.loop.call_later(self._head_s, self._drop)
-
-    def _head_is_there(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late, self._head_bytes = None, 0
-
     def _is_serving(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def _drop(self) -> None:
-        self._late = None
         if self._is_serving():  # half of the next request came meanwhile: it has its time after this one
-            self._await_head()
+            self._head.begin()
             return
         self._counters.dropped_connections += 1
         self.transport.abort()
 
     def on_headers_complete(self) -> None:
-        self._head_is_there()
+        self._head.end()
+        self._head_bytes = 0
         self._idle.end(self)
         extensions: dict[str, Any] = {ABORT: self.transport.abort, UNSENT: partial(unsent_bytes, self.transport)}
         self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
