@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from sluice_engine.grpc_options import KEY_HEADER, OPTIONS
+from sluice_engine.grpc_options import KEY_HEADER, OPTIONS, SERVER
 from sluice_engine.tls.keeper import IdentityKeeper
 from sluice_engine.tls.server import interceptors
 
@@ -42,4 +42,4 @@ async def _refuse_key(request_iterator: object, context: Any) -> None:
 
 def build_server(key: str, identity: IdentityKeeper | None = None) -> grpc.aio.Server:
     """Its port comes from `tls.server.bind`, with the same identity."""
-    return grpc.aio.server(interceptors=[KeyInterceptor(key), *interceptors(identity)], options=OPTIONS)
+    return grpc.aio.server(interceptors=[KeyInterceptor(key), *interceptors(identity)], options=(*OPTIONS, *SERVER))

@@ -97,6 +97,20 @@ async def test_nor_is_half_of_the_next_one(start: Any) -> None:
     await hang_up_quietly(writer)
 
 
+async def test_an_answer_that_runs_outlives_half_of_the_next_request(start: Any) -> None:
+    stack = await start(unified(), head_timeout_s=0.2)
+    stack["u"].gate.clear()
+    reader, writer = await open_request(stack, stream=True)
+    writer.write(b"GET /v1/models HTTP/1.1\r\n")
+    await asyncio.sleep(0.6)
+    stack["u"].gate.set()
+    told = await asyncio.wait_for(reader.readuntil(b"data: [DONE]"), 20)
+    assert told.startswith(b"HTTP/1.1 200")
+    rest = await asyncio.wait_for(reader.read(), 20)  # then its time is over
+    assert rest.strip(b"\r\n0") == b""
+    await hang_up_quietly(writer)
+
+
 @pytest.mark.parametrize("where", ["at once", "in pieces"])
 async def test_a_head_without_end_is_refused(start: Any, where: str) -> None:
     """One client without a key filled the memory of the gateway with headers."""

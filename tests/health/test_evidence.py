@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -182,6 +184,40 @@ def test_bytes_are_bounded_but_the_newest_stays(tmp_path, recorder) -> None:
         bundle(tmp_path, recorder)
     prune(tmp_path / "evidence", EvidenceLimits(bundles=10, nbytes=1))
     assert [path.name for path in (tmp_path / "evidence").iterdir()] == ["incident-0003-DeviceStuck"]
+
+
+def test_what_comes_last_loses_nothing_of_what_there_was_before(tmp_path, recorder, monkeypatch) -> None:
+    """A read of /proc that hung, or a disk that was full by then, took recorder and verdict with it."""
+
+    def no_room(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    seen: list[Path] = []
+    with monkeypatch.context() as patch:
+        patch.setattr("sluice_engine.health.evidence.describe_process", no_room)
+        path = bundle(tmp_path, recorder, {"child": os.getpid()}, published=seen.append)
+    assert seen == [path]
+    assert "No space left on device" in (path / "PARTIAL").read_text()
+    assert "leader.loop" in Copy((path / "recorder.bin").read_bytes()).rows()
+    assert json.loads((path / "verdict.json").read_text())["reason"] == "DeviceStuck"
+    after = bundle(tmp_path, recorder)
+    assert not (after / "PARTIAL").exists()
+    assert path.exists()
+
+
+def test_what_hangs_last_is_behind_what_is_published(tmp_path, recorder, monkeypatch) -> None:
+    over, seen = threading.Event(), queue.Queue()
+    monkeypatch.setattr("sluice_engine.health.evidence.describe_machine", lambda _: str(over.wait(60)))
+    writing = threading.Thread(target=lambda: bundle(tmp_path, recorder, published=seen.put))
+    writing.start()
+    try:
+        path = seen.get(timeout=30)
+        assert (path / "PARTIAL").exists()
+        assert (path / "recorder.bin").exists()
+    finally:
+        over.set()
+        writing.join(30)
+    assert not (path / "PARTIAL").exists()
 
 
 def test_a_full_disk_leaves_nothing_half_done(tmp_path, recorder) -> None:

@@ -174,6 +174,24 @@ def forget_sidecar(scene: Scene) -> list[str]:
     return names
 
 
+def test_a_start_that_stands_is_named_though_a_sidecar_comes_and_goes(scene: Scene) -> None:
+    """Each of its lives was progress of the start: an hour later the verdict was still idle."""
+    for row in scene.rows.values():
+        row.forget()
+    scene.watch.started = False
+    scene.rows["leader.loop"].begin(Phase.STARTING)
+    scene.frozen.add("leader.loop")
+    told, lived = Kind.IDLE, 0.0
+    while told is not Kind.WEDGED and lived < 3 * Budgets().start_s:
+        names = forget_sidecar(scene)
+        scene.run(2.0)
+        for name in names:
+            scene.rows[name].begin(Phase.POLLING)
+        told, lived = scene.run(12.0), lived + 14.0
+    assert (told, scene.watch.verdict.reason) == (Kind.WEDGED, Reason.START_STALLED)
+    assert lived <= Budgets().start_s + 30.0
+
+
 @pytest.mark.parametrize("begins", [False, True])
 def test_a_sidecar_that_does_not_come_up_again_is_named_in_its_budget(scene: Scene, begins: bool) -> None:
     """Whether it hangs before its first word or in the start of NIXL."""

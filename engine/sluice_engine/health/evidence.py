@@ -6,6 +6,7 @@ needs anybody who is stuck to do anything. It may hold prompts (step records car
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import re
@@ -24,6 +25,7 @@ from sluice_engine.health.verdict import Verdict
 STACKS_S = 3.0
 PREFIX = "incident-"
 UNFINISHED = ".writing-"
+PARTIAL = "PARTIAL"
 RECORDER_FILE, VERDICT_FILE, ABOUT_FILE, MACHINE_FILE = "recorder.bin", "verdict.json", "about.json", "machine.txt"
 NOTICE = "This bundle may contain prompts and answers: treat it as you treat your users' data.\n"
 
@@ -45,15 +47,18 @@ def write_bundle(
     about: Mapping[str, object],
     limits: EvidenceLimits = EvidenceLimits(),
     reach: Callable[[], None] = lambda: None,
+    published: Callable[[Path], None] = lambda bundle: None,
 ) -> Path:
-    """The bundle's path. Raises OSError (disk full); what was written of an unfinished one is removed. Blocks for up to
-    STACKS_S. `about`: config, fingerprint, versions; secrets in its URLs are taken out here, keys by the caller."""
+    """The bundle's path. Raises OSError (disk full) while there is none; what was written of it is removed. Blocks for
+    up to STACKS_S, or for as long as something in /proc does: what is known without it is `published` before, and a
+    bundle whose rest does not come has PARTIAL in it. `about`: config, fingerprint, versions; secrets in its URLs are
+    taken out here, keys by the caller."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may hold prompts
     for path in folder.glob(f"{UNFINISHED}*"):  # of a supervisor that was killed while it wrote
         shutil.rmtree(path, ignore_errors=True)
     number = 1 + max((_number(path) for path in folder.glob(f"{PREFIX}*")), default=0)
     name = f"{PREFIX}{number:04d}-{verdict.reason or verdict.kind.value}"
-    fresh = folder / f"{UNFINISHED}{name}"
+    fresh, bundle = folder / f"{UNFINISHED}{name}", folder / name
     try:
         fresh.mkdir(mode=0o700)
         reach()
@@ -62,16 +67,26 @@ def write_bundle(
         (fresh / VERDICT_FILE).write_text(json.dumps(values_without_secrets(judged), indent=1) + "\n")
         (fresh / ABOUT_FILE).write_text(json.dumps(values_without_secrets(about), indent=1, default=str) + "\n")
         (fresh / "READ-ME-FIRST").write_text(NOTICE)
-        (fresh / MACHINE_FILE).write_text(describe_machine((folder, run_dir)))
-        with (fresh / "supervisor.stacks").open("wb") as file:
-            faulthandler.dump_traceback(file)
-        _write_processes(fresh, run_dir, pids)
-        fresh.replace(folder / name)
+        (fresh / PARTIAL).write_text(
+            "Stacks, /proc or the machine are missing: writing them has not come to its end.\n"
+        )
+        fresh.replace(bundle)
     except OSError:
         shutil.rmtree(fresh, ignore_errors=True)
         raise
+    published(bundle)
     prune(folder, limits)
-    return folder / name
+    try:
+        (bundle / MACHINE_FILE).write_text(describe_machine((folder, run_dir)))
+        with (bundle / "supervisor.stacks").open("wb") as file:
+            faulthandler.dump_traceback(file)
+        _write_processes(bundle, run_dir, pids)
+        (bundle / PARTIAL).unlink()
+    except OSError as error:
+        with contextlib.suppress(OSError):  # a disk without room for it
+            (bundle / PARTIAL).write_text(f"Stacks, /proc or the machine are missing: {error}\n")
+    prune(folder, limits)
+    return bundle
 
 
 def _write_processes(fresh: Path, run_dir: Path, pids: Mapping[str, int]) -> None:

@@ -319,6 +319,7 @@ class Guard:
 
     async def _collect(self, verdict: Verdict) -> str:
         """Where the bundle is, or why there is none: a full disk must not keep a wedged service alive."""
+        found: list[Path] = []
         try:
             work = in_daemon_thread(
                 write_bundle,
@@ -330,16 +331,20 @@ class Guard:
                 dict(self.service.about()) | ({"traceback": self.traceback} if self.traceback else {}),
                 self.policy.limits,
                 lambda: hooks.reach("supervisor.evidence"),
+                found.append,
             )
             async with asyncio.timeout(EVIDENCE_S):
-                bundle = str(await work)
+                bundle = await work
         except Exception as error:  # no defect of ours may keep the message from being written
-            why = f"no evidence: {_why(error, EVIDENCE_S)}"
-            self.event(why)
-            say("evidence-failed", error=why)
-            return why
+            if not found:
+                why = f"no evidence: {_why(error, EVIDENCE_S)}"
+                self.event(why)
+                say("evidence-failed", error=why)
+                return why
+            self.event(f"evidence is not complete: {_why(error, EVIDENCE_S)}")
+            bundle = found[0]
         self.event(f"evidence: {bundle}")
-        say("evidence", path=bundle)
+        say("evidence", path=str(bundle))
         return f"evidence: {bundle}"
 
     async def _write_message(self, message: str, bundle: str) -> None:

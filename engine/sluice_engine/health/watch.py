@@ -19,13 +19,12 @@ MAX_WINDOW_S = 3600.0
 RESTART_S = 30.0
 
 
-def _loaded(rows: Mapping[str, RowReading]) -> int:
+def _loaded(rows: Mapping[str, RowReading], begun: int) -> int:
     """Grows while a start makes progress: bytes of weights that the leader (for the fingerprint) and the ranks have
-    read, threads that have begun, steps of the warm-up."""
-    running = sum(row.state is State.RUNNING for row in rows.values())
+    read, steps of the warm-up, threads that have `begun` for the first time: one that comes back is no progress."""
     ranks = [row for name, row in rows.items() if name.startswith("rank") and name.endswith(".loop")]
     hashed = rows[LEADER_LOOP.name].count_a if LEADER_LOOP.name in rows else 0
-    return running + hashed + sum(row.count_a + row.progress for row in ranks)
+    return begun + hashed + sum(row.count_a + row.progress for row in ranks)
 
 
 def restart_budget_s(budgets: Budgets) -> float:
@@ -53,6 +52,7 @@ class Watch:
         self.watched = tuple(watched)
         self.started = False
         self.loaded = 0
+        self._begun: set[str] = set()
         self.verdict: Verdict = IDLE
         self._recorder = recorder
         self._clock = clock
@@ -126,7 +126,8 @@ class Watch:
         self._observed += min(max(0.0, now - self._looked_at), MAX_GAP_S)
         self._looked_at = now
         rows = look_at_threads(self._rows(), self._look, self._pids())
-        self.loaded = _loaded(rows)
+        self._begun |= {name for name, row in rows.items() if row.state is State.RUNNING}
+        self.loaded = _loaded(rows, len(self._begun))
         after = Reading(self._observed, rows, self.started, self.loaded, exits=tuple(self._exits))
         if self.maintenance_s > 0:
             self._before = None

@@ -69,8 +69,11 @@ class StreamingProtocol(HttpToolsProtocol):
         self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES:
             self._counters.dropped_connections += 1
-            self.transport.write(HEAD_TOO_LARGE)
-            self.transport.close()
+            if self._is_serving():
+                self.transport.abort()  # an answer goes on: no other may begin in its midst
+            else:
+                self.transport.write(HEAD_TOO_LARGE)
+                self.transport.close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """What comes behind a body is nobody's."""
@@ -95,7 +98,14 @@ class StreamingProtocol(HttpToolsProtocol):
             self._late.cancel()
             self._late, self._head_bytes = None, 0
 
+    def _is_serving(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
     def _drop(self) -> None:
+        self._late = None
+        if self._is_serving():  # half of the next request came meanwhile: it has its time after this one
+            self._await_head()
+            return
         self._counters.dropped_connections += 1
         self.transport.abort()
 
