@@ -17,6 +17,13 @@ MAX_EVENT_BYTES = 1 << 20
 # Of the reader's time, for a child that prints without end: so long at once, then so long for all others.
 SLICE_S, PAUSE_S = 0.002, 0.008
 GC_LOT = 50_000
+# docs/adr/0099: gRPC's poller without the event engine. Read by gRPC when it is imported, so by a child only.
+WITHOUT_EVENT_ENGINE = ",".join(f"-event_engine_{part}" for part in ("client", "listener", "callback_cq", "fork"))
+
+
+def child_environment() -> dict[str, str]:
+    """Of a process that speaks gRPC. Whoever has set gRPC's experiments is left his own."""
+    return {"GRPC_EXPERIMENTS": WITHOUT_EVENT_ENGINE, **os.environ}
 
 
 def say(event: str, **fields: object) -> None:

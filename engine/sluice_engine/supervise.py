@@ -36,7 +36,7 @@ from sluice_engine.health.watched import LEADER_LOOP, Reason, engine_rows
 from sluice_engine.model.errors import ModelError
 from sluice_engine.outlet import heard_or_not
 from sluice_engine.pool import create_memory
-from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, pass_on, say
+from sluice_engine.processes import MAX_EVENT_BYTES, child_environment, die_with_parent, pass_on, say
 from sluice_engine.spec import EngineSpec, resolve
 from sluice_engine.supervision import (
     announce,
@@ -205,6 +205,7 @@ class Supervisor:
                 stderr=stderr.child_fd,
                 limit=MAX_EVENT_BYTES,
                 pass_fds=pass_fds,
+                env=child_environment(),
             )
         except OSError as error:
             raise ChildDied(name, None, type(error).__name__, str(error)) from error

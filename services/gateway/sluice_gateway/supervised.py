@@ -30,7 +30,7 @@ from sluice_engine.health.verdict import Verdict
 from sluice_engine.health.watched import GATEWAY_LOOP, GATEWAY_ROWS
 from sluice_engine.log import LogFormat
 from sluice_engine.outlet import heard_or_not
-from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, pass_on, say
+from sluice_engine.processes import MAX_EVENT_BYTES, child_environment, die_with_parent, pass_on, say
 from sluice_engine.supervision import (
     announce,
     child_events,
@@ -162,6 +162,7 @@ class GatewaySupervisor:
             stdout=asyncio.subprocess.PIPE,
             stderr=stderr.child_fd,
             limit=MAX_EVENT_BYTES,
+            env=child_environment(),
         )
         stderr.given()
         return gateway
