@@ -123,6 +123,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quantization_config": {"quant_method": "awq"}}, "quantization_config.quant_method"),
     ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 1]}}, "weight_block_size"),
     ({"eos_token_id": "</s>"}, "eos_token_id"),
+    ({"rms_norm_eps": float("inf")}, "rms_norm_eps"),
+    ({"hc_eps": float("nan")}, "hc_eps"),
+    ({"rope_parameters": {"main": 3, "compress": {}}}, "rope_parameters.main"),
+    ({"rope_parameters": {"main": {"partial_rotary_factor": 0.25}, "compress": {}}}, "main.partial_rotary_factor"),
+    ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary"),
+    ({"rope_parameters": {"main": {}, "compress": {"long_factor": [1.0]}}}, "rope_parameters.compress.long_factor"),
+    ({"rope_scaling": {"type": "yarn", "low_freq_factor": 2}}, "rope_parameters.low_freq_factor"),
 ]
 
 

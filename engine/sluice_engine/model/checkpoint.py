@@ -22,6 +22,9 @@ from sluice_engine.model.tensors import Stored, TensorSpec, expected_tensors
 Progress = Callable[[int, int], None]
 _EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.(w[123])\.(weight|weight_scale_inv)$")
 _SCALE = ".weight_scale_inv"
+_PLAIN = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+_SCALED = frozenset({torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8})
+_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 _STACKED_SCALE = re.compile(r"(gate_up_proj|down_proj)_scale_inv$")
 
 
@@ -49,23 +52,44 @@ class Checkpoint:
         self._check_names()
 
     def read(self, name: str) -> Tensor:
-        """The tensor in the model's dtype, or float32 or int64 where the model keeps it so."""
+        """The tensor in the model's dtype, or float32 or int64 where the model keeps it so. Raises BadWeights for
+        another shape, numbers of another kind, or ids that name nothing."""
         spec = self.specs[name]
+        if spec.stored is Stored.INTEGER:
+            return self._ids(spec)
         stacked = spec.stored is Stored.EXPERT and name not in self._places
         tensor = self._stack_experts(spec) if stacked else self._dequantised(name, spec.shape)
         return tensor.to(self._dtype(spec))
 
+    def _ids(self, spec: TensorSpec) -> Tensor:
+        raw = self._raw(spec.name)
+        _check_shape(spec.name, tuple(raw.shape), spec.shape)
+        if raw.dtype not in _INTEGERS:
+            raise BadWeights(f"tensor {spec.name}: is {raw.dtype}; ids are integers of 8 to 64 bits")
+        ids = raw.to(torch.int64)
+        wrong = ((ids < 0) | (ids >= spec.below)).nonzero()
+        if len(wrong):
+            at = tuple(wrong[0].tolist())
+            raise BadWeights(
+                f"tensor {spec.name}: entry {list(at)} is {ids[at].item()}; ids are 0 to {spec.below - 1}"
+                + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else "")
+            )
+        return ids
+
     def _dtype(self, spec: TensorSpec) -> Any:
-        kept = {Stored.FLOAT: torch.float32, Stored.INTEGER: torch.int64}
-        return kept.get(spec.stored, getattr(torch, self._config.dtype))
+        return torch.float32 if spec.stored is Stored.FLOAT else getattr(torch, self._config.dtype)
 
     def _dequantised(self, name: str, shape: tuple[int, ...]) -> Tensor:
         raw = self._raw(name)
         scale_name = _scale_of(name)
         if scale_name not in self._places:
             _check_shape(name, tuple(raw.shape), shape)
-            if raw.dtype.itemsize == 1 and raw.dtype is not torch.bool:
+            if raw.dtype in _SCALED:
                 raise BadWeights(f"tensor {name}: is {raw.dtype} but has no scale; the checkpoint is incomplete")
+            if raw.dtype not in _PLAIN:
+                raise BadWeights(
+                    f"tensor {name}: is {raw.dtype}; weights are float32, float16 or bfloat16, or have a scale"
+                )
             return raw
         scale = self._raw(scale_name)
         if raw.dtype in (torch.int8, torch.uint8):
@@ -164,9 +188,9 @@ def _files(directory: Path) -> list[Path]:
     if index.exists():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            files = [directory / name for name in names]
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise BadWeights(f"file {index} is no index of safetensors ({error!r}); fetch it again") from error
-        files = [directory / name for name in names]
     else:
         files = sorted(directory.glob("*.safetensors"))
     if not files:
