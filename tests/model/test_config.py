@@ -108,6 +108,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"layer_types": ["sliding_attention"]}, "layer_types"),
     ({"mlp_layer_types": ["dense"] * 43}, "mlp_layer_types"),
     ({"compress_ratios": [0, 8]}, "compress_ratios"),
+    ({"compress_ratios": [0, [4]]}, "compress_ratios"),
     ({"compress_rates": {"sliding_attention": 4}}, "compress_rates"),
     ({"compress_rates": 4}, "compress_rates"),
     ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_parameters.rope_type"),

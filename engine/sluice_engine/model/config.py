@@ -218,7 +218,7 @@ def _layers(f: Fields) -> tuple[tuple[LayerKind, ...], dict[LayerKind, int]]:
 
 
 def _from_ratios(ratios: object) -> list[LayerKind]:
-    if not isinstance(ratios, list) or any(r not in _BY_RATIO for r in ratios):
+    if not isinstance(ratios, list) or any(not isinstance(r, int) or r not in _BY_RATIO for r in ratios):
         raise UnsupportedConfig(
             "compress_ratios", f"is {ratios!r}", "entries are 0, 4 or 128; give others through compress_rates"
         )
