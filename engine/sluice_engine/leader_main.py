@@ -29,7 +29,7 @@ from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.leader import Leader
 from sluice_engine.outlet import drop_what_nobody_reads
-from sluice_engine.processes import die_with_parent, say, settle_heap
+from sluice_engine.processes import die_with_parent, give_way, go_first, say, settle_heap
 from sluice_engine.rank import LoadProgress, RankMessage
 from sluice_engine.rank_server import RankServer
 from sluice_engine.self_call import SelfCall
@@ -147,6 +147,7 @@ class LeaderProcess:
         self._calling = asyncio.get_running_loop().create_task(calling.run())
         self._calling.add_done_callback(self._end_of)
         settle_heap()
+        go_first()
         say(
             "ready",
             role=spec.role.value,
@@ -275,6 +276,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--health-address", default="", help="where the supervisor answers, for gateways to know")
     args = parser.parse_args(argv)
     die_with_parent(args.parent)
+    give_way()
     drop_what_nobody_reads()
     spec = load_spec(args.spec)
     log.configure(spec.log, spec.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import json
@@ -22,8 +23,9 @@ WITHOUT_EVENT_ENGINE = ",".join(f"-event_engine_{part}" for part in ("client", "
 
 
 def child_environment() -> dict[str, str]:
-    """Of a process that speaks gRPC. Whoever has set gRPC's experiments is left his own."""
-    return {"GRPC_EXPERIMENTS": WITHOUT_EVENT_ENGINE, **os.environ}
+    """What libraries read when they are imported; what somebody has set is left as it is. numpy would start a thread
+    for each core, and ours multiply no matrices with it."""
+    return {"GRPC_EXPERIMENTS": WITHOUT_EVENT_ENGINE, "OPENBLAS_NUM_THREADS": "1", **os.environ}
 
 
 def say(event: str, **fields: object) -> None:
@@ -44,6 +46,23 @@ def die_with_parent(parent: int, sig: signal.Signals = signal.SIGKILL) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         os._exit(1)
+
+
+def give_way() -> None:
+    """From now on this thread, and those that it starts, take the CPU from nobody when they are woken (docs/adr/0103).
+    A policy that somebody else gave it stays."""
+    _move_policy(os.SCHED_OTHER, os.SCHED_BATCH)
+
+
+def go_first() -> None:
+    """This thread alone takes it again."""
+    _move_policy(os.SCHED_BATCH, os.SCHED_OTHER)
+
+
+def _move_policy(old: int, new: int) -> None:
+    with contextlib.suppress(OSError):  # a sandbox may forbid it, and nothing but speed depends on it
+        if os.sched_getscheduler(0) == old:
+            os.sched_setscheduler(0, new, os.sched_param(0))
 
 
 def settle_heap() -> None:

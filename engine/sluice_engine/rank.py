@@ -25,7 +25,7 @@ from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.mirror import RecordMirror
 from sluice_engine.outlet import drop_what_nobody_reads
 from sluice_engine.pool import Pools, map_pools
-from sluice_engine.processes import die_with_parent, settle_heap
+from sluice_engine.processes import die_with_parent, give_way, settle_heap
 from sluice_engine.scripted import Script, ScriptedModel
 from sluice_engine.spec import EngineSpec, ResolvedEngine, load_spec, resolve
 from sluice_engine.step import Batch, BatchModel, SampledRow, StepDivergence, StepResult
@@ -131,6 +131,7 @@ def _frames(frames: wire.FrameSocket, loop: Row) -> Iterator[bytes]:
 
 def serve(spec: EngineSpec, rank: int, memory_fd: int) -> None:
     """Until the leader is gone. A step that cannot be executed is reported, and ends this process."""
+    give_way()
     answer_with_stacks(Path(spec.run_dir), f"rank{rank}")
     if spec.faults:
         hooks.arm(spec.faults)

@@ -26,6 +26,7 @@ from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.outlet import drop_what_nobody_reads
 from sluice_engine.pool import map_pools
+from sluice_engine.processes import give_way
 from sluice_engine.transfer.errors import TransferUnavailable
 from sluice_engine.transfer.lane import measure_lane
 from sluice_engine.transfer.marks import SidecarMarks
@@ -49,6 +50,7 @@ EXIT_OK, EXIT_SPEC, EXIT_UNAVAILABLE, EXIT_LEADER_GONE, EXIT_THREAD_DIED = 0, 2,
 
 def main(argv: list[str] | None = None) -> NoReturn:
     args = _parse(argv)
+    give_way()
     drop_what_nobody_reads()
     faulthandler.dump_traceback_later(START_LIMIT_S, exit=True)
     signal.signal(signal.SIGTERM, lambda *_: end_process(EXIT_OK, "Terminated"))

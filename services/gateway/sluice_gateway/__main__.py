@@ -20,7 +20,7 @@ from sluice_engine.health.recorder import Recorder, RecorderError
 from sluice_engine.health.stacks import answer_with_stacks
 from sluice_engine.log import LogFormat
 from sluice_engine.outlet import drop_what_nobody_reads
-from sluice_engine.processes import die_with_parent, settle_heap
+from sluice_engine.processes import die_with_parent, give_way, settle_heap
 from sluice_engine.tls.identity import IdentityInvalid
 from sluice_engine.tls.keeper import IdentityKeeper
 from sluice_engine.tls.peers import Peer
@@ -216,6 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     # gRPC's poller needs the interpreter for every message: it may not wait 5 ms for its turn.
     sys.setswitchinterval(0.0005)
+    give_way()
     server = make_server(app, on_ready)
     try:
         server.run(sockets=[sock])
