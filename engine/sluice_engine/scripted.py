@@ -6,13 +6,12 @@ real model would write, so that digests, handoffs and mix-ups show.
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from sluice_engine.mirror import RecordMirror
+from sluice_engine.mirror import WRITABLE, RecordMirror
 from sluice_engine.pool import Pools
 from sluice_engine.step import Batch, RowBinding, RowWork, SampledRow, StepDivergence
 from sluice_protocol.sampling import TokenLogprobs
@@ -31,19 +30,21 @@ class Script:
 
 
 _MASK = 0xFFFFFFFFFFFFFFFF
-_CONTENT = struct.Struct("<QQ")
+_NONE = memoryview(b"")
 
 
 @dataclass(slots=True)
 class _Row:
-    """`content`: the 8 bytes of the state record that hold it. `page` is a view of page record `page_record`."""
+    """`content`: the 8 bytes of the state record that hold it. `is_plain`: nobody wants logprobs. `page` is a view of
+    page record `page_record`."""
 
-    binding: RowBinding
+    state: int
     pages: list[int]
     last_token: int
     content: memoryview
-    salt: bytes
-    page: memoryview
+    salt: int
+    is_plain: bool
+    page: memoryview = _NONE
     page_record: int = -1
 
 
@@ -59,8 +60,10 @@ class ScriptedModel:
         self.script = script
         self._pools = pools
         self._mirror = mirror
+        self._states, self._pages = mirror.states(RecordKind.STATE), mirror.states(RecordKind.PAGE)
         self._sleep = sleep
         self._rows: dict[int, _Row] = {}
+        self._first, self._choices = script.first, script.last + 1 - script.first
         self._page_tokens = pools[RecordKind.PAGE].layout.page_tokens
         usable = [s for s in pools[RecordKind.STATE].layout.sections if s.kind.value == "window_kv"]
         if not usable or usable[0].nbytes < 8:
@@ -70,12 +73,14 @@ class ScriptedModel:
         self._page_offset = pages[0].offset if pages else None
 
     def bind(self, binding: RowBinding) -> None:
-        record = self._pools[RecordKind.STATE].record(binding.state).data
+        record = self._pools[RecordKind.STATE].memory(binding.state)
         content = record[self._state_offset : self._state_offset + 8].cast("Q")
         sampling = binding.sampling
         # Greedy is a function of the content; a temperature adds the seed to it.
-        salt = f"{sampling.seed}/{sampling.choice}".encode() if sampling.temperature else b""
-        self._rows[binding.row] = _Row(binding, list(binding.pages), binding.last_token, content, salt, memoryview(b""))
+        salt = _hashed(f"{sampling.seed}/{sampling.choice}") if sampling.temperature else 0
+        self._rows[binding.row] = _Row(
+            binding.state, list(binding.pages), binding.last_token, content, salt, sampling.top_logprobs is None
+        )
 
     def append_pages(self, row: int, pages: tuple[int, ...]) -> None:
         self._row(row).pages.extend(pages)
@@ -99,34 +104,36 @@ class ScriptedModel:
         return found
 
     def _run_row(self, work: RowWork) -> SampledRow | None:
-        row = self._row(work.row)
-        self._mirror.check_writable(RecordKind.STATE, row.binding.state)
-        content, position, size = row.content[0], work.start, self._page_tokens
-        offset, page = self._page_offset, None
+        """Written out in one piece: it runs for every token of every row."""
+        row, position = self._rows.get(work.row) or self._row(work.row), work.start
+        if self._states[row.state] != WRITABLE:
+            self._mirror.check_writable(RecordKind.STATE, row.state)
+        content, size, offset, page = row.content[0], self._page_tokens, self._page_offset, None
         for token in work.tokens or (row.last_token,):
             # Content before this token, the token and its place: nothing else makes the content after it.
             content = (content * 6364136223846793005 + token * 2654435761 + position + 1) & _MASK
             if offset is not None:
                 place = position % size
                 if page is None or not place:
-                    page = self._page(row, position // size)
+                    page = self._page(row, row.pages[position // size])
                 page[offset + place] = content & 0xFF
             position += 1
         row.content[0] = content
         if not work.sample:
             return None
-        row.last_token = self._choose(content, position, row.salt)
-        logprobs = () if row.binding.sampling.top_logprobs is None else (TokenLogprobs(0.0, (row.last_token,), (0.0,)),)
-        return SampledRow(work.row, (row.last_token,), logprobs)
+        # The high bits of a product depend on all bits of the content.
+        draw = ((content ^ row.salt) * 0xD6E8FEB86659FD93 & _MASK) >> 32
+        row.last_token = token = self._first + draw % self._choices
+        return SampledRow(work.row, (token,), () if row.is_plain else (TokenLogprobs(0.0, (token,), (0.0,)),))
 
-    def _page(self, row: _Row, index: int) -> memoryview:
-        """The record of the row's page `index`. Raises StepDivergence unless it may be written."""
-        record = row.pages[index]
-        self._mirror.check_writable(RecordKind.PAGE, record)
+    def _page(self, row: _Row, record: int) -> memoryview:
+        """Raises StepDivergence unless it may be written."""
+        if self._pages[record] != WRITABLE:
+            self._mirror.check_writable(RecordKind.PAGE, record)
         if record != row.page_record:
-            row.page, row.page_record = self._pools[RecordKind.PAGE].record(record).data, record
+            row.page, row.page_record = self._pools[RecordKind.PAGE].memory(record), record
         return row.page
 
-    def _choose(self, content: int, position: int, salt: bytes) -> int:
-        draw = int.from_bytes(blake2b(_CONTENT.pack(content, position) + salt, digest_size=8).digest(), "little")
-        return self.script.first + draw % (self.script.last + 1 - self.script.first)
+
+def _hashed(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")

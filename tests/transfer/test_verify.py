@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from transfer_double import PAGE, big_layouts, fill, item, new_pools, tiny_layouts
@@ -18,16 +18,16 @@ LIMIT_S = 20.0
 
 
 class SlowPool(RecordPool):
-    """The digest of `slow` takes until `go`; `begun` says that somebody is at it."""
+    """A lot that `slow` is in takes until `go`; `begun` says that somebody is at it."""
 
     slow = 0
     begun, go = threading.Event(), threading.Event()
 
-    def digest(self, record: int, identity: bytes) -> int:
-        if record == self.slow:
+    def digests(self, records: Sequence[int], identities: Sequence[bytes]) -> list[int]:
+        if self.slow in records:
             self.begun.set()
             assert self.go.wait(LIMIT_S)
-        return super().digest(record, identity)
+        return super().digests(records, identities)
 
 
 @pytest.fixture
