@@ -60,8 +60,8 @@ def test_damage_is_found_by_a_helper_too(pools: dict[RecordKind, RecordPool]) ->
     assert SlowPool.begun.wait(LIMIT_S)
     assert verifier.help()
     (verdict,) = verifier.collect()
-    assert verdict.failure is not None
-    assert verdict.failure.reason == "DigestMismatch"
+    ((_, failure),) = verdict.failures
+    assert failure.reason == "DigestMismatch"
     SlowPool.go.set()
     verifier.close()
 
@@ -75,8 +75,10 @@ def test_small_records_are_checked_together_and_fail_alone() -> None:
     verifier = ThreadVerifier(pools)
     verifier.submit(1, items)
     verifier.close()
-    reasons = {verdict.item: verdict.failure and verdict.failure.reason for verdict in verifier.collect()}
-    assert list(map(reasons.__getitem__, items)) == [None, "DigestMismatch", "IdentityMismatch", None, None]
+    (verdict,) = verifier.collect()
+    assert list(verdict.lot.items) == list(verdict.lot.due) == items
+    reasons = {item: failure.reason for item, failure in verdict.failures}
+    assert reasons == {items[1]: "DigestMismatch", items[2]: "IdentityMismatch"}
 
 
 def test_nobody_helps_with_records_that_take_longer_than_a_piece() -> None:
@@ -89,5 +91,6 @@ def test_nobody_helps_with_records_that_take_longer_than_a_piece() -> None:
 
 
 def destinations(verdicts: list[Verdict]) -> list[int]:
-    assert all(verdict.failure is None and verdict.digested for verdict in verdicts)
-    return [verdict.item.destination for verdict in verdicts]
+    assert not any(verdict.failures for verdict in verdicts)
+    assert all(verdict.lot.due == verdict.lot.items for verdict in verdicts)
+    return [item.destination for verdict in verdicts for item in verdict.lot.items]
