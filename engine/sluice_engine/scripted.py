@@ -7,9 +7,13 @@ real model would write, so that digests, handoffs and mix-ups show.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sluice_engine.mirror import WRITABLE, RecordMirror
 from sluice_engine.pool import Pools
@@ -30,6 +34,7 @@ class Script:
 
 
 _MASK = 0xFFFFFFFFFFFFFFFF
+_GROWTH, _WEIGHT = 6364136223846793005, 2654435761
 _NONE = memoryview(b"")
 
 
@@ -105,19 +110,16 @@ class ScriptedModel:
 
     def _run_row(self, work: RowWork) -> SampledRow | None:
         """Written out in one piece: it runs for every token of every row."""
-        row, position = self._rows.get(work.row) or self._row(work.row), work.start
+        row, tokens = self._rows.get(work.row) or self._row(work.row), work.tokens
         if self._states[row.state] != WRITABLE:
             self._mirror.check_writable(RecordKind.STATE, row.state)
-        content, size, offset, page = row.content[0], self._page_tokens, self._page_offset, None
-        for token in work.tokens or (row.last_token,):
-            # Content before this token, the token and its place: nothing else makes the content after it.
-            content = (content * 6364136223846793005 + token * 2654435761 + position + 1) & _MASK
-            if offset is not None:
-                place = position % size
-                if page is None or not place:
-                    page = self._page(row, row.pages[position // size])
-                page[offset + place] = content & 0xFF
-            position += 1
+        if tokens:
+            content = self._feed(row, work.start, tokens)
+        else:
+            content, size = after(row.content[0], work.start, row.last_token), self._page_tokens
+            if self._page_offset is not None:
+                page = self._page(row, row.pages[work.start // size])
+                page[self._page_offset + work.start % size] = content & 0xFF
         row.content[0] = content
         if not work.sample:
             return None
@@ -126,6 +128,19 @@ class ScriptedModel:
         row.last_token = token = self._first + draw % self._choices
         return SampledRow(work.row, (token,), () if row.is_plain else (TokenLogprobs(0.0, (token,), (0.0,)),))
 
+    def _feed(self, row: _Row, position: int, tokens: tuple[int, ...]) -> int:
+        """Into the row's pages, a byte of the content after each token at its place; the content after all of them."""
+        contents = after_each(row.content[0], position, tokens)
+        if self._page_offset is not None:
+            data, size, end = contents.astype(np.uint8).tobytes(), self._page_tokens, position + len(tokens)
+            while position < end:
+                place = position % size
+                part, data = data[: size - place], data[size - place :]
+                start = self._page_offset + place
+                self._page(row, row.pages[position // size])[start : start + len(part)] = part
+                position += len(part)
+        return int(contents[-1])
+
     def _page(self, row: _Row, record: int) -> memoryview:
         """Raises StepDivergence unless it may be written."""
         if self._pages[record] != WRITABLE:
@@ -133,6 +148,36 @@ class ScriptedModel:
         if record != row.page_record:
             row.page, row.page_record = self._pools[RecordKind.PAGE].memory(record), record
         return row.page
+
+
+def after(content: int, position: int, token: int) -> int:
+    """Content before this token, the token and its place: nothing else makes the content after it."""
+    return (content * _GROWTH + token * _WEIGHT + position + 1) & _MASK
+
+
+def after_each(content: int, position: int, tokens: Sequence[int]) -> NDArray[np.uint64]:
+    """`after` each of `tokens`, of which there is one at least, the first at `position`; uint64 [tokens].
+
+    With x_i = token_i * weight + position + 1 + i it is growth^(i+1) * (content + sum of x_j / growth^(j+1), j <= i),
+    mod 2^64, where growth has an inverse, for it is odd.
+    """
+    count = len(tokens)
+    powers, inverses = _powers(1 << (count - 1).bit_length())
+    fed = np.array(tokens, dtype=np.uint64) * np.uint64(_WEIGHT)
+    fed += np.arange(position + 1, position + 1 + count, dtype=np.uint64)
+    fed *= inverses[:count]
+    contents: NDArray[np.uint64] = np.cumsum(fed, dtype=np.uint64)
+    contents += np.uint64(content)
+    contents *= powers[:count]
+    return contents
+
+
+@cache
+def _powers(count: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """growth^1 .. growth^count, and their inverses mod 2^64."""
+    inverse = pow(_GROWTH, -1, 1 << 64)
+    up, down = (np.full(count, factor, dtype=np.uint64) for factor in (_GROWTH, inverse))
+    return np.multiply.accumulate(up), np.multiply.accumulate(down)
 
 
 def _hashed(text: str) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
 from transfer_double import PAGE, big_layouts, fill, item, new_pools, tiny_layouts
 
+from sluice_engine.health.recorder import unrecorded
 from sluice_engine.pool import RecordPool
 from sluice_engine.step import PullItem
 from sluice_engine.transfer.plan import PIECE_BYTES
@@ -50,6 +52,36 @@ def test_a_helper_takes_what_waits_and_each_record_has_one_verdict(pools: dict[R
     SlowPool.go.set()
     verifier.close()
     assert destinations(verifier.collect()) == [0]
+
+
+def test_a_small_lot_waits_for_a_helper_until_somebody_is_roused(pools: dict[RecordKind, RecordPool]) -> None:
+    """Whoever submits it goes on to help; the thread would be woken for less than the waking costs."""
+    SlowPool.go.set()
+    row = unrecorded("verifier")
+    verifier = ThreadVerifier(pools, row=row)
+    verifier.submit(1, [item(pools, PAGE, record, record) for record in range(4)])
+    assert verifier._wake.empty()
+    assert verifier.help()
+    assert destinations(verifier.collect()) == [0, 1, 2, 3]
+    verifier.submit(2, [item(pools, PAGE, 5, 5)])
+    verifier.rouse()
+    told: list[Verdict] = []
+    end = time.monotonic() + LIMIT_S
+    while not told and time.monotonic() < end:
+        told = verifier.collect()
+        time.sleep(0.001)
+    assert destinations(told) == [5]
+    verifier.close()
+
+
+def test_the_thread_is_woken_for_more_than_a_helper_checks_at_once(pools: dict[RecordKind, RecordPool]) -> None:
+    size = pools[PAGE].layout.record_bytes
+    verifier = ThreadVerifier(pools, lot_bytes=3 * size)
+    verifier.submit(1, [item(pools, PAGE, record, record) for record in range(4)])
+    assert SlowPool.begun.wait(LIMIT_S)
+    SlowPool.go.set()
+    verifier.close()
+    assert sorted(destinations(verifier.collect())) == [0, 1, 2, 3]
 
 
 def test_damage_is_found_by_a_helper_too(pools: dict[RecordKind, RecordPool]) -> None:
