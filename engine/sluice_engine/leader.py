@@ -1,7 +1,7 @@
 """The leader: plans steps, sends them to the ranks, publishes what comes back. One event loop, no torch, no gRPC.
 
-Lockstep: the next step is planned when every rank has reported the one before; the plan still sees results of steps
-<= N-2 only, so that the overlap loop will make the very same plans.
+Overlap: step N+1 is planned and sent while the ranks carry out N, for a plan sees results of steps <= N-2 only. In
+lockstep (`EngineSpec.lockstep`) it is planned when every rank has reported N; the plans are the very same.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from sluice_engine.rooms import Rooms
 from sluice_engine.schedule import plan
 from sluice_engine.sequence import Aborted, EndCause, Fact, Gone, Mode, Sequence, SequenceSpec, StepDone
 from sluice_engine.spec import EngineSpec, ResolvedEngine
-from sluice_engine.state import Plan, SchedulerState
+from sluice_engine.state import SchedulerState
 from sluice_engine.step import CHAIN_START, StepResult, encode_step, objection_to
 from sluice_engine.tracing import NO_TRACER, Span, Tracer
 from sluice_engine.turns import Turns
+from sluice_engine.under_way import SentStep, UnderWay
 from sluice_protocol.generate import (
     Drained,
     Ended,
@@ -114,9 +115,7 @@ class Leader:
         self._facts: list[Fact] = []
         self._results: deque[StepResult] = deque()
         self._chain = CHAIN_START
-        self._awaiting: dict[int, StepResult | None] = {}
-        self._planned: Plan | None = None
-        self._sent_at = 0.0
+        self._under_way = UnderWay(lockstep=spec.lockstep)
         self._step_times: deque[float] = deque(maxlen=STEP_TIMES_KEPT)
         self._turn_due = False
         self._idle_check: asyncio.TimerHandle | None = None
@@ -265,13 +264,13 @@ class Leader:
     def _kick(self) -> None:
         if hooks.holds("leader.kick"):
             return
-        if not self._turn_due and not self._awaiting:
+        if not self._turn_due and self._under_way.may_plan(self.state):
             self._turn_due = True
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         self._turn_due = False
-        if self._awaiting or self._dead or not (self._facts or self.state.has_work):
+        if self._dead or not (self._facts or self.state.has_work) or not self._under_way.may_plan(self.state):
             return
         try:
             self._plan_and_send()
@@ -289,7 +288,10 @@ class Leader:
             self._on_gone(gone)
         self.rooms.on_plan(planned)
         if planned.record.is_empty:
-            self.marks.resting(self._runnable(starving(self.state)[1]))
+            if self._under_way:
+                self.marks.published()
+            else:
+                self.marks.resting(self._runnable(starving(self.state)[1]))
             if planned.progressed or (self._results and self._results[0].number <= self.state.visible_through):
                 self._kick()  # else only a fact can change anything, and brings its own turn
             elif not self.state.sequences:
@@ -298,13 +300,15 @@ class Leader:
         chain = self._chain
         frame, self._chain = encode_step(planned.record, chain)
         frame = hooks.change("leader.frame", frame)
-        self._planned, self._sent_at = planned, self.clock()
-        self._awaiting = {link.rank: None for link in self.ranks}
+        if not self._under_way:
+            self.rooms.pull(planned.record.pulls)
+        self._under_way.add(planned, [link.rank for link in self.ranks], self.clock())
         if frame:
             for link in self.ranks:
                 link.send(frame)
         rows = sum(len(batch.rows) for batch in planned.record.batches)
         self.marks.sent(planned.record.number, frame, chain, planned.tokens, rows)
+        self._kick()
 
     def _runnable(self, waiting: int) -> int:
         """Sequences that a plan could advance now: those `waiting` that there is room for, else those that compute."""
@@ -316,9 +320,9 @@ class Leader:
         self.marks.row.tick()
         head, waiting = starving(self.state)
         self.marks.waiting(head, waiting)
-        passed = self._turns.look(self.state, under_way=bool(self._awaiting))
+        passed = self._turns.look(self.state, under_way=bool(self._under_way))
         self.marks.passed_over(passed.since, passed.number, self._describe(passed.first))
-        if not self._awaiting:
+        if not self._under_way:
             self.marks.resting(self._runnable(waiting))
         self.mirror_books()
 
@@ -352,37 +356,36 @@ class Leader:
                 self.die(error)
 
     def on_result(self, result: StepResult) -> None:
-        """A rank reports the step in flight."""
+        """A rank reports a step under way."""
         if self._dead:
             return
-        planned = self._planned
-        if planned is None or result.number != planned.record.number or result.rank not in self._awaiting:
+        step = self._under_way.awaiting(result.number, result.rank)
+        if step is None:
             self.die(RankFault(result.rank, "UnexpectedResult", f"step {result.number} was not asked for"))
             return
-        if lacking := objection_to(result, planned.record):
+        if lacking := objection_to(result, step.planned.record):
             self.die(RankFault(result.rank, "IncompleteResult", f"step {result.number}: {lacking}"))
             return
-        self._awaiting[result.rank] = result
-        if any(other is None for other in self._awaiting.values()):
-            return
-        results = [other for other in self._awaiting.values() if other is not None]
-        self._awaiting = {}
+        step.results[result.rank] = result
         try:
-            self._complete_step(planned, results)
+            while (done := self._under_way.take_done(self.clock())) is not None:
+                self._complete_step(*done)
         except Exception as error:
             self.die(error)
 
-    def _complete_step(self, planned: Plan, results: list[StepResult]) -> None:
+    def _complete_step(self, step: SentStep, elapsed: float) -> None:
+        planned, results = step.planned, [result for result in step.results.values() if result is not None]
         first = results[0]
         for other in results[1:]:
             if (other.sampled, other.digests) != (first.sampled, first.digests):
                 raise ReplicaDivergence(f"step {first.number}: ranks {first.rank} and {other.rank} differ")
-        elapsed = self.clock() - self._sent_at
         self._step_times.append(elapsed)
         self.marks.done(first.number, int(elapsed * 1e9))
         hooks.reach("leader.publish")
         self.counters["steps"] += 1
         self._results.append(first)
+        if (following := self._under_way.oldest) is not None:
+            self.rooms.pull(following.planned.record.pulls)
         self._kick()  # before anybody hears of this step: ranks wait for the next plan, not for who writes the tokens
         self.rooms.on_result(planned, first)
         self._publish(publish_step(self.streams, planned.rows, first))
@@ -443,7 +446,7 @@ class Leader:
     @property
     def is_idle(self) -> bool:
         """No sequence is left, and no step is under way."""
-        return not self.state.sequences and not self._awaiting
+        return not self.state.sequences and not self._under_way
 
     @property
     def is_empty(self) -> bool:

@@ -141,16 +141,21 @@ class Rooms:
     # -- with every step -------------------------------------------------------------------------------------------
 
     def on_plan(self, planned: Plan) -> None:
-        """Before the step record goes out; its pull sets go to the transport with it."""
-        for ref in planned.record.released:
+        """Before the step record goes out."""
+        for ref in planned.record.released:  # maybe closed by a step that is under way
             self._closed.pop(ref, None)
+            self._closing.pop(ref, None)
         for close in planned.record.closed:
             self._closing[close.ref] = close.identity
         for sequence, have_prefix in planned.rooms:
             self._open(sequence, have_prefix)
         for sequence in planned.cancelled:
             self.cancel(sequence)
-        for pulls in planned.record.pulls:
+
+    def pull(self, sets: tuple[PullSet, ...]) -> None:
+        """What a step authorises goes to the transport once the ranks have done with all steps before it: until then
+        they may still write into these records for whoever had them last."""
+        for pulls in sets:
             room = self._by_lease.get(pulls.lease_id)
             if room is None or room.stopped or self.transfer is None:
                 continue
@@ -161,7 +166,8 @@ class Rooms:
 
     def on_result(self, planned: Plan, result: StepResult) -> None:
         for entry in result.digests:
-            self._closed[entry.ref] = (self._closing.pop(entry.ref), entry.digest)
+            if (identity := self._closing.pop(entry.ref, None)) is not None:
+                self._closed[entry.ref] = (identity, entry.digest)
         if not self.sources:
             return
         for sampled in result.sampled:

@@ -36,10 +36,10 @@ from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc
 
 # Steps' worth of tokens that a gateway may be behind before its stream is ended.
 MAX_BEHIND = 4096
-# After a message nothing is written to that gateway for so long per stream in it, MOST at most: what it and its clients
-# pay for a message is paid per stream. Steps that follow each other faster travel together (docs/adr/0097). A pause
-# below a timer's resolution is none.
-PACE_S, LEAST_PAUSE_S, MOST_PAUSE_S = 200e-6, 0.5e-3, 10e-3
+# After a message nothing is written to that gateway for so long per stream in it, LEAST at least and MOST at most: what
+# it and its clients pay for a message is paid per stream. Steps that follow each other faster travel together
+# (docs/adr/0097). LEAST is a timer's resolution.
+PACE_S, LEAST_PAUSE_S, MOST_PAUSE_S = 200e-6, 1e-3, 10e-3
 
 
 class TokenSink:
@@ -66,12 +66,12 @@ class TokenSink:
                 raise OverflowError
             self._ready.clear()
             await self._ready.wait()
-        if (pause := self._free_at - self._clock()) >= LEAST_PAUSE_S:
+        if (pause := self._free_at - self._clock()) > 0:
             await asyncio.sleep(pause)
         batches = tuple(self._batches)
         self._batches.clear()
         merged = merge_batches(batches)
-        self._free_at = self._clock() + min(PACE_S * len(merged.streams), MOST_PAUSE_S)
+        self._free_at = self._clock() + min(max(PACE_S * len(merged.streams), LEAST_PAUSE_S), MOST_PAUSE_S)
         return merged
 
 

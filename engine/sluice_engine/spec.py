@@ -65,7 +65,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     `verify`: full | sample. `key`: shared by everything that one `sluice up` starts. `faults`: a directory to take
     orders from, where a fault package is installed (hooks.py). `otlp`: where traces go; see tracing.py. `drain_s`: what
     runs may take so long once the engine drains, then it is given back. `tls`: a folder with tls.crt, tls.key and
-    ca.crt; without one gRPC is plain text.
+    ca.crt; without one gRPC is plain text. `lockstep`: a step is planned when the one before is done, not meanwhile.
     """
 
     role: Role
@@ -95,6 +95,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     otlp: str = ""
     drain_s: float = 20.0
     tls: str = ""
+    lockstep: bool = False
 
     @property
     def socket_path(self) -> str:

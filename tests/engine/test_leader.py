@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from sluice_engine.mirror import RecordMirror
 from sluice_engine.pool import RecordPool
 from sluice_engine.scripted import Script, ScriptedModel
 from sluice_engine.sequence import EndCause, Gone
-from sluice_engine.server import LEAST_PAUSE_S, MOST_PAUSE_S, PACE_S, TokenSink
+from sluice_engine.server import LEAST_PAUSE_S, MOST_PAUSE_S, TokenSink
 from sluice_engine.spec import EngineSpec, ScriptedSpec, resolve
 from sluice_engine.step import StepResult
 from sluice_protocol.generate import EndReason, GenerateRequest, Role, TokenBatch
@@ -57,9 +58,14 @@ async def write_tokens(sink: TokenSink, said: list[str]) -> None:
         said.append(f"tokens of step {(await sink.get()).step}")
 
 
-def make_leader(tmp_path: Path, on_death: Callable[[Exception], None]) -> Leader:
+def make_leader(tmp_path: Path, on_death: Callable[[Exception], None], *, lockstep: bool = False) -> Leader:
     spec = EngineSpec(
-        role=Role.UNIFIED, name="u", run_dir=str(tmp_path), scripted=ScriptedSpec(), memory_bytes=16 << 20
+        role=Role.UNIFIED,
+        name="u",
+        run_dir=str(tmp_path),
+        scripted=ScriptedSpec(),
+        memory_bytes=16 << 20,
+        lockstep=lockstep,
     )
     return Leader(spec, resolve(spec), "u.1", on_death=on_death)
 
@@ -71,13 +77,16 @@ def begin(leader: Leader) -> Generation:
     return generation
 
 
-async def test_the_next_step_is_with_the_ranks_before_anybody_writes_the_tokens_of_the_last(tmp_path: Path) -> None:
-    """Whoever writes takes longer than the plan, and the ranks would wait for it."""
+@pytest.mark.parametrize("lockstep", [False, True])
+async def test_the_next_step_is_with_the_ranks_before_anybody_writes_the_tokens_of_the_last(
+    tmp_path: Path, lockstep: bool
+) -> None:
+    """Whoever writes takes longer than the plan, and the ranks would wait for it; in overlap for the one after it."""
     died: list[Exception] = []
-    leader = make_leader(tmp_path, died.append)
+    leader = make_leader(tmp_path, died.append, lockstep=lockstep)
     said: list[str] = []
     leader.ranks.append(RankHere(leader, said))
-    sink = TokenSink()
+    sink = TokenSink(count(step=1).__next__)  # by its clock every step takes a second: no two travel together
     leader.attach("gw", sink.put)
     writing = asyncio.create_task(write_tokens(sink, said))
     generation = leader.submit(GenerateRequest("r", "gw", (1, 2, 3), (), Sampling(max_tokens=TOKENS)))
@@ -89,8 +98,9 @@ async def test_the_next_step_is_with_the_ranks_before_anybody_writes_the_tokens_
     assert (ended.reason, ended.num_tokens, died) == (EndReason.LENGTH, TOKENS, [])
     steps = [f"step {number}" for number in range(TOKENS)]
     writes = [f"tokens of step {number}" for number in range(TOKENS)]
-    between = [told for pair in zip(steps[1:], writes[:-1], strict=True) for told in pair]
-    assert said == [steps[0], *between, writes[-1]]
+    ahead = 1 if lockstep else 2
+    between = [told for pair in zip(steps[ahead:], writes[:-ahead], strict=True) for told in pair]
+    assert said == [*steps[:ahead], *between, *writes[-ahead:]]
 
 
 def batch(step: int, streams: int) -> TokenBatch:
@@ -118,13 +128,22 @@ async def test_a_message_that_comes_after_a_pause_leaves_at_once_and_one_right_a
     assert last.done()
 
 
-async def test_few_streams_are_never_paced() -> None:
-    sink = TokenSink(lambda: 100.0)
+async def test_few_streams_wait_for_company_only_so_long_as_nobody_sees_it() -> None:
+    now = 100.0
+    sink = TokenSink(lambda: now)
     for step in range(3):
-        sink.put(batch(step, int(LEAST_PAUSE_S / PACE_S)))
+        sink.put(batch(step, 1))
         got = asyncio.create_task(sink.get())
         await asyncio.sleep(0)
         assert got.done()
+        now += LEAST_PAUSE_S
+    sink.put(batch(3, 1))
+    waits = asyncio.create_task(sink.get())
+    await asyncio.sleep(0)
+    assert waits.done()  # a pause of that length was there already
+    sink.put(batch(4, 1))
+    sink.put(batch(5, 1))
+    assert (await sink.get()).counts == (2,)
 
 
 async def test_a_pause_has_a_bound() -> None:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from dataclasses import dataclass
 
 from sluice_engine.health.layout import Blob, Field, Phase, Readiness, Writer
 from sluice_engine.health.recorder import Recorder, Row, unrecorded
 from sluice_engine.health.throughput import Throughput
 
 MIRROR_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    tokens: int
+    rows: int
+    expected_ns: int
 
 
 class LeaderMarks:
@@ -21,7 +30,7 @@ class LeaderMarks:
         self.running: Row = unrecorded("leader.running") if recorder is None else recorder.row("leader.running")
         self.grpc: Row = unrecorded("leader.grpc") if recorder is None else recorder.row("leader.grpc")
         self._throughput = Throughput(cold_ns)
-        self._tokens = 0
+        self._steps: deque[_Sent] = deque()  # under way, oldest first
         self._mirrored_ns = self._read = 0
 
     @property
@@ -62,22 +71,26 @@ class LeaderMarks:
 
     def sent(self, number: int, frame: bytes, chain: bytes, tokens: int, rows: int) -> None:
         """A step is with the ranks: it must come back. Steps count from 0, progress from 1."""
-        expected, self._tokens = self._throughput.expected(tokens), tokens
+        expected = self._throughput.expected(tokens)
+        self._steps.append(_Sent(tokens, rows or 1, expected))
         self.row.step(number + 1)
-        self.row.expect(expected)
-        self.row.pending(rows or 1)
+        self._mark_under_way()
         self.row.enter(Phase.SERVING)
         if self.recorder is not None:
             self.recorder.step_sent(number, frame, chain, tokens, rows, expected)
 
     def done(self, number: int, elapsed_ns: int) -> None:
-        self._throughput.measured(self._tokens, elapsed_ns)
+        """`elapsed_ns`: since it was sent, or since the one before was done."""
+        self._throughput.measured(self._steps.popleft().tokens, elapsed_ns)
         self.row.progress(number + 1)
-        self.row.pending(0)
-        self.row.expect(0)
+        self._mark_under_way()
         self.row.enter(Phase.PUBLISHING)
         if self.recorder is not None:
             self.recorder.step_done(number)
+
+    def _mark_under_way(self) -> None:
+        self.row.expect(sum(step.expected_ns for step in self._steps))
+        self.row.pending(sum(step.rows for step in self._steps))
 
     def published(self) -> None:
         """What comes next on this loop may be anybody's callback."""

@@ -49,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory-mib", type=int, default=0, help="of one engine's record pools; default: at most 512")
     parser.add_argument("--transport", choices=("nixl", "stream"), default="nixl", help="stream: gRPC bytes, no NIXL")
     parser.add_argument("--verify", choices=("full", "sample"), default="full", help="digests of pulled records")
+    parser.add_argument(
+        "--lockstep", action="store_true", help="plan a step when the one before is done, not meanwhile"
+    )
     parser.add_argument("--scripted", action="store_true", help="no model: scripted tokens, for load tests")
     parser.add_argument("--api-keys-file", type=Path, help="one key per line; default: everybody on this machine")
     parser.add_argument("--ask-sample", action="store_true", help="ask the README's question once all is up")
@@ -124,6 +127,7 @@ def read_arguments(args: argparse.Namespace) -> StackSpec:
             "memory_bytes": args.memory_mib << 20,
             "transport": args.transport,
             "verify": args.verify,
+            "lockstep": args.lockstep,
         },
         api_keys_file=args.api_keys_file,
         api_key="" if args.api_keys_file is None else _first_key(args.api_keys_file),
