@@ -166,7 +166,7 @@ def after_each(content: int, position: int, tokens: Sequence[int]) -> NDArray[np
     fed = np.array(tokens, dtype=np.uint64) * np.uint64(_WEIGHT)
     fed += np.arange(position + 1, position + 1 + count, dtype=np.uint64)
     fed *= inverses[:count]
-    contents: NDArray[np.uint64] = np.cumsum(fed, dtype=np.uint64)
+    contents: NDArray[np.uint64] = np.add.accumulate(fed)
     contents += np.uint64(content)
     contents *= powers[:count]
     return contents

@@ -40,19 +40,19 @@ class FrameSocket:
     def wait(self, timeout_ms: int) -> bool:
         """Whether a frame or the end of the stream is there, within the time since the last byte came; signals that
         come meanwhile do not lengthen it, as they would a socket's own time-out. Raises FrameError."""
-        while not self._ended and self._missing() > 0:
+        while not self._ended and (missing := self._missing()) > 0:
             if not self._poll.poll(timeout_ms):
                 return False
-            self._read()
+            self._read(missing)
         return True
 
     def receive(self) -> memoryview | None:
         """The next frame, good until the next call of either; None at the end of the stream. Raises FrameError on one
         that is cut short or too long."""
-        while self._missing() > 0:
+        while (missing := self._missing()) > 0:
             if self._ended:
                 return None
-            self._read()
+            self._read(missing)
         start = self._begin + _LENGTH.size
         self._begin = start + _check(self._buffer, self._begin)
         return self._buffer[start : self._begin]
@@ -62,8 +62,8 @@ class FrameSocket:
         have = self._end - self._begin
         return _LENGTH.size - have + (_check(self._buffer, self._begin) if have >= _LENGTH.size else 0)
 
-    def _read(self) -> None:
-        self._make_room(self._missing())
+    def _read(self, missing: int) -> None:
+        self._make_room(missing)
         count = self._sock.recv_into(self._buffer[self._end :])
         if count:
             self._end += count
