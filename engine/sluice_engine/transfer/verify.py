@@ -240,7 +240,6 @@ class ThreadVerifier:
                 self._is_roused = False
                 row.enter(Phase.VERIFYING)
                 row.pending(1)
-                hooks.reach("sidecar.verify")
                 while done := self._check_lot():
                     checked += done
                     row.progress(checked)
@@ -256,5 +255,6 @@ class ThreadVerifier:
             lot = self._asked.popleft()
         except IndexError:
             return 0
+        hooks.reach("sidecar.verify")
         self._told.append(self._checker.check(lot))
         return len(lot.items)
