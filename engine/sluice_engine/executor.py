@@ -11,7 +11,7 @@ from sluice_engine.step import (
     BatchModel,
     Close,
     RecordDigest,
-    RecordRef,
+    SampledRow,
     StateCopy,
     StepDivergence,
     StepRecord,
@@ -50,7 +50,9 @@ class Executor:
             self.model.append_pages(append.row, append.pages)
         for copy in record.resumes:
             self._resume(copy)
-        sampled = tuple(row for batch in record.batches for row in self.model.run(batch))
+        sampled: tuple[SampledRow, ...] = ()
+        for batch in record.batches:
+            sampled += self.model.run(batch)
         for copy in record.snapshots:
             self._snapshot(copy)
         digests = self._close(record.closed)
@@ -59,19 +61,16 @@ class Executor:
     def _move_records(self, record: StepRecord) -> None:
         for row in record.rows_freed:
             self.model.free(row)
-        for ref in record.released:
-            self.mirror.release(ref)
+        self.mirror.release(record.released)
+        self.mirror.reserve(record.reserved)
         for ref in record.reserved:
-            self.mirror.reserve(ref)
             self.pools[ref.kind].zero(ref.record)
-        for ref in record.filling:
-            self.mirror.begin_fill(ref)
+        self.mirror.begin_fill(record.filling)
+        self.mirror.commit(record.committed)
         for ref in record.committed:
-            self.mirror.commit(ref)
             # The trailer names the new owner's life; payload and identity stay.
             self.pools[ref.kind].claim(ref.record, ref.generation)
-        for ref in record.reopened:
-            self.mirror.reopen(ref)
+        self.mirror.reopen(record.reopened)
 
     def _resume(self, copy: StateCopy) -> None:
         self.mirror.check_readable(RecordKind.SNAPSHOT, copy.snapshot)
@@ -85,16 +84,17 @@ class Executor:
 
     def _close(self, closed: tuple[Close, ...]) -> tuple[RecordDigest, ...]:
         """Digest and trailer of each, in the order of `closed`."""
-        digests: dict[RecordRef, int] = {}
-        for close in closed:
-            self.mirror.close(close.ref)
-        for kind in {close.ref.kind for close in closed}:
-            pool, closes = self.pools[kind], [close for close in closed if close.ref.kind is kind]
-            records = [close.ref.record for close in closes]
-            found = pool.digests(records, [close.identity for close in closes])
-            for close, digest in zip(closes, found, strict=True):
-                ref = close.ref
-                told = Trailer(pool.layout.format_id, close.identity, ref.generation, close.valid_tokens, digest)
+        self.mirror.close([close.ref for close in closed])
+        places: dict[RecordKind, list[int]] = {}
+        for place, close in enumerate(closed):
+            places.setdefault(close.ref.kind, []).append(place)
+        digests = [0] * len(closed)
+        for kind, of_kind in places.items():
+            pool, closes = self.pools[kind], [closed[place] for place in of_kind]
+            found = pool.digests([close.ref.record for close in closes], [close.identity for close in closes])
+            format_id = pool.layout.format_id
+            for place, close, digest in zip(of_kind, closes, found, strict=True):
+                ref, digests[place] = close.ref, digest
+                told = Trailer(format_id, close.identity, ref.generation, close.valid_tokens, digest)
                 pool.write_trailer(ref.record, told)
-            digests |= zip([close.ref for close in closes], found, strict=True)
-        return tuple([RecordDigest(close.ref, digests[close.ref]) for close in closed])
+        return tuple([RecordDigest(close.ref, digest) for close, digest in zip(closed, digests, strict=True)])

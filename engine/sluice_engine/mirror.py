@@ -5,13 +5,17 @@ A rank that is told to touch a record in the wrong state raises StepDivergence i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import NoReturn
+
 from sluice_engine.ledger import RecordState
 from sluice_engine.step import RecordRef, StepDivergence
 from sluice_records import PoolPlan, RecordKind
 
 CLOSED = 0x80
 # As plain integers: they are compared with bytes, several times a row and step.
-_FREE, _LIVE = int(RecordState.FREE), int(RecordState.LIVE)
+_FREE, _LIVE, _FILLING = int(RecordState.FREE), int(RecordState.LIVE), int(RecordState.FILLING)
+WRITABLE = _LIVE
 
 
 class RecordMirror:
@@ -21,26 +25,31 @@ class RecordMirror:
         self._state = {kind: bytearray(plan[kind]) for kind in RecordKind}
         self._generation = {kind: [0] * plan[kind] for kind in RecordKind}
 
-    def reserve(self, ref: RecordRef) -> None:
-        self._move(ref, _FREE, _LIVE, begin=True)
+    # Of many at once: one is a dozen a request, and each call costs more than what it does. All of these raise
+    # StepDivergence at the first that is in another state, or of another life, than the step wants it in.
 
-    def begin_fill(self, ref: RecordRef) -> None:
-        self._move(ref, _FREE, RecordState.FILLING, begin=True)
+    def reserve(self, refs: Iterable[RecordRef]) -> None:
+        self._begin(refs, _LIVE)
 
-    def commit(self, ref: RecordRef) -> None:
-        self._move(ref, RecordState.FILLING, _LIVE | CLOSED)
+    def begin_fill(self, refs: Iterable[RecordRef]) -> None:
+        self._begin(refs, _FILLING)
 
-    def close(self, ref: RecordRef) -> None:
-        self._move(ref, _LIVE, _LIVE | CLOSED)
+    def commit(self, refs: Iterable[RecordRef]) -> None:
+        self._move(refs, _FILLING, _LIVE | CLOSED)
 
-    def reopen(self, ref: RecordRef) -> None:
-        self._move(ref, _LIVE | CLOSED, _LIVE)
+    def close(self, refs: Iterable[RecordRef]) -> None:
+        self._move(refs, _LIVE, _LIVE | CLOSED)
 
-    def release(self, ref: RecordRef) -> None:
-        self._check_life(ref)
-        if self._state[ref.kind][ref.record] == _FREE:
-            raise StepDivergence(f"{ref} is released but free already")
-        self._state[ref.kind][ref.record] = _FREE
+    def reopen(self, refs: Iterable[RecordRef]) -> None:
+        self._move(refs, _LIVE | CLOSED, _LIVE)
+
+    def release(self, refs: Iterable[RecordRef]) -> None:
+        for ref in refs:
+            self._check_life(ref)
+            states, record = self._state[ref.kind], ref.record
+            if states[record] == _FREE:
+                raise StepDivergence(f"{ref} is released but free already")
+            states[record] = _FREE
 
     def check_readable(self, kind: RecordKind, record: int) -> None:
         if self._state[kind][record] & ~CLOSED != _LIVE:
@@ -50,20 +59,38 @@ class RecordMirror:
         if self._state[kind][record] != _LIVE:
             raise StepDivergence(f"write to {kind.value} record {record}, which is {self.describe(kind, record)}")
 
+    def states(self, kind: RecordKind) -> memoryview:
+        """A byte a record, to look at: WRITABLE, or `check_writable` says what it is. Whoever looks several times a row
+        and step is spared the calls."""
+        return memoryview(self._state[kind]).toreadonly()
+
     def describe(self, kind: RecordKind, record: int) -> str:
         value = self._state[kind][record]
         return RecordState(value & ~CLOSED).name + (" and closed" if value & CLOSED else "")
 
-    def _move(self, ref: RecordRef, before: int, after: int, *, begin: bool = False) -> None:
-        if begin:
-            if self._generation[ref.kind][ref.record] >= ref.generation:
+    def _begin(self, refs: Iterable[RecordRef], after: int) -> None:
+        for ref in refs:
+            kind, record, generation = ref.kind, ref.record, ref.generation
+            generations, states = self._generation[kind], self._state[kind]
+            if generations[record] >= generation:
                 raise StepDivergence(f"{ref} begins a life that is not newer than the last")
-            self._generation[ref.kind][ref.record] = ref.generation
-        self._check_life(ref)
-        if self._state[ref.kind][ref.record] != before:
-            told = self.describe(ref.kind, ref.record)
-            raise StepDivergence(f"{ref} is {told} here; the step wants it from {before:#04x} to {after:#04x}")
-        self._state[ref.kind][ref.record] = after
+            if states[record] != _FREE:
+                self._refuse(ref, _FREE, after)
+            generations[record], states[record] = generation, after
+
+    def _move(self, refs: Iterable[RecordRef], before: int, after: int) -> None:
+        for ref in refs:
+            kind, record = ref.kind, ref.record
+            if self._generation[kind][record] != ref.generation:
+                self._check_life(ref)
+            states = self._state[kind]
+            if states[record] != before:
+                self._refuse(ref, before, after)
+            states[record] = after
+
+    def _refuse(self, ref: RecordRef, before: int, after: int) -> NoReturn:
+        told = self.describe(ref.kind, ref.record)
+        raise StepDivergence(f"{ref} is {told} here; the step wants it from {before:#04x} to {after:#04x}")
 
     def _check_life(self, ref: RecordRef) -> None:
         generation = self._generation[ref.kind][ref.record]

@@ -70,24 +70,31 @@ class RecordPool:
         self.num_records = num_records
         self.buffer = buffer
         self._records: NDArray[np.uint8] = buffer.reshape(num_records, layout.stride)[:, : layout.record_bytes]
-        # Trailers are read and written through it: numpy's ways are long ones for so few bytes.
+        # Small things are read and written through it: numpy's ways are long ones for so few bytes.
         self._memory = buffer.data
+        self._twins: dict[str, list[tuple[int, int, int]]] = {}
 
     def record(self, record: int) -> NDArray[np.uint8]:
         """The record's bytes, trailer included, without the stride's slack. A view."""
-        self._check(record)
+        self._start(record)
         view: NDArray[np.uint8] = self._records[record]
         return view
 
-    def _check(self, *records: int) -> None:
-        """A negative number would be taken for one from the end."""
-        for record in records:
-            if not 0 <= record < self.num_records:
-                raise IndexError(f"{self.layout.kind.value} record {record} of {self.num_records}")
+    def memory(self, record: int) -> memoryview:
+        """The same bytes: for whoever reads or writes a few of them."""
+        start = self._start(record)
+        return self._memory[start : start + self.layout.record_bytes]
+
+    def _start(self, record: int) -> int:
+        """Its first byte. A negative number would be taken for one from the end."""
+        if not 0 <= record < self.num_records:
+            raise IndexError(f"{self.layout.kind.value} record {record} of {self.num_records}")
+        return record * self.layout.stride
 
     def zero(self, record: int) -> None:
         """What a life begins with, so that equal content means equal bytes."""
-        self.record(record)[:] = 0
+        self._start(record)
+        self._records[record] = 0
 
     def digest(self, record: int, identity: bytes) -> int:
         return record_digest(self.record(record)[: self.layout.trailer_offset], identity)
@@ -95,24 +102,22 @@ class RecordPool:
     def digests(self, records: Sequence[int], identities: Sequence[bytes]) -> list[int]:
         """`digest` of each."""
         size = self.layout.trailer_offset
-        if len(records) == 1 or size > SMALL_BYTES:
+        if size > SMALL_BYTES:
             return [self.digest(record, identity) for record, identity in zip(records, identities, strict=True)]
-        self._check(*records)
         digests: list[int] = []
-        lot = max(1, LOT_BYTES // max(1, size))
-        for start in range(0, len(records), lot):
-            payloads = self._records[records[start : start + lot], :size]
-            digests += record_digests(payloads, identities[start : start + lot])
+        lot, memory = max(1, LOT_BYTES // max(1, size)), self._memory
+        for at in range(0, len(records), lot):
+            payloads = [memory[start : start + size] for start in map(self._start, records[at : at + lot])]
+            digests += record_digests(payloads, identities[at : at + lot])
         return digests
 
     def _trailer_at(self, record: int) -> int:
-        self._check(record)
-        return record * self.layout.stride + self.layout.trailer_offset
+        return self._start(record) + self.layout.trailer_offset
 
     def write_trailer(self, record: int, trailer: Trailer) -> None:
         """What a layout's trailer has beyond its fields stays as it is."""
-        start, packed = self._trailer_at(record), trailer.pack()
-        self._memory[start : start + len(packed)] = packed
+        start = self._trailer_at(record)
+        self._memory[start : start + TRAILER_BYTES] = trailer.pack()
 
     def claim(self, record: int, generation: int) -> None:
         """Its trailer names a new life; all else in it stays. Raises TrailerError where there is none of ours."""
@@ -130,13 +135,28 @@ class RecordPool:
 
     def copy_sections(self, record: int, to: RecordPool, to_record: int) -> None:
         """Copy every section that both layouts have (state <-> snapshot: window and overlaps)."""
-        source, destination = self.record(record), to.record(to_record)
-        for key, section in self.layout.index.items():
-            twin = to.layout.index.get(key)
-            if twin is not None:
-                destination[twin.offset : twin.offset + twin.nbytes] = source[
-                    section.offset : section.offset + section.nbytes
-                ]
+        twins = self._twins.get(to.layout.format_id)
+        if twins is None:
+            twins = self._twins[to.layout.format_id] = twin_runs(self.layout, to.layout)
+        source, destination = self._start(record), to._start(to_record)
+        for ours, theirs, nbytes in twins:
+            at = destination + theirs
+            to._memory[at : at + nbytes] = self._memory[source + ours : source + ours + nbytes]
+
+
+def twin_runs(layout: RecordLayout, other: RecordLayout) -> list[tuple[int, int, int]]:
+    """(offset here, offset there, bytes) of every section that both have; what adjoins on both sides is one run."""
+    runs: list[tuple[int, int, int]] = []
+    for key, section in sorted(layout.index.items(), key=lambda entry: entry[1].offset):
+        twin = other.index.get(key)
+        if twin is None:
+            continue
+        ours, theirs, nbytes = runs[-1] if runs else (0, 0, 0)
+        if (ours + nbytes, theirs + nbytes) == (section.offset, twin.offset) and nbytes:
+            runs[-1] = ours, theirs, nbytes + section.nbytes
+        else:
+            runs.append((section.offset, twin.offset, section.nbytes))
+    return runs
 
 
 def map_pools(fd: int, layouts: Layouts, plan: PoolPlan, *, writable: bool = True) -> dict[RecordKind, RecordPool]:

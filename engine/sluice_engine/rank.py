@@ -73,7 +73,7 @@ def encode_rank_message(message: RankMessage) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_rank_message(frame: bytes) -> RankMessage:
+def decode_rank_message(frame: bytes | memoryview) -> RankMessage:
     return _decoder.decode(frame)
 
 
@@ -111,8 +111,8 @@ class WatchedModel:
         return sampled
 
 
-def _frames(frames: wire.FrameSocket, loop: Row) -> Iterator[bytes]:
-    """Step records, until the leader is gone. Ticks while none comes."""
+def _frames(frames: wire.FrameSocket, loop: Row) -> Iterator[memoryview]:
+    """Step records, each good until the next, until the leader is gone. Ticks while none comes."""
     while True:
         loop.tick()
         loop.enter(Phase.RECEIVING)

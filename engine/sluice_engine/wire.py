@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 import socket
 import struct
-from collections import deque
 from collections.abc import Iterator
 
 _LENGTH = struct.Struct("<I")
@@ -34,39 +33,59 @@ class FrameSocket:
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._ended = False
-        self._buffer = bytearray()
-        self._frames: deque[bytes] = deque()
+        # What has come and was not received yet is begin..end of it.
+        self._buffer = memoryview(bytearray(_RECEIVE))
+        self._begin = self._end = 0
 
     def wait(self, timeout_ms: int) -> bool:
         """Whether a frame or the end of the stream is there, within the time since the last byte came; signals that
         come meanwhile do not lengthen it, as they would a socket's own time-out. Raises FrameError."""
-        while not self._frames and not self._ended:
+        while not self._ended and (missing := self._missing()) > 0:
             if not self._poll.poll(timeout_ms):
                 return False
-            self._read()
+            self._read(missing)
         return True
 
-    def receive(self) -> bytes | None:
-        """None at the end of the stream. Raises FrameError on a frame that is cut short or too long."""
-        while not self._frames:
+    def receive(self) -> memoryview | None:
+        """The next frame, good until the next call of either; None at the end of the stream. Raises FrameError on one
+        that is cut short or too long."""
+        while (missing := self._missing()) > 0:
             if self._ended:
                 return None
-            self._read()
-        return self._frames.popleft()
+            self._read(missing)
+        start = self._begin + _LENGTH.size
+        self._begin = start + _check(self._buffer, self._begin)
+        return self._buffer[start : self._begin]
 
-    def _read(self) -> None:
-        data = self._sock.recv(_RECEIVE)
-        if data:
-            self._buffer += data
-            self._frames.extend(split(self._buffer))
-        elif self._buffer:
-            raise FrameError(f"the stream ended after {len(self._buffer)} bytes of a frame")
+    def _missing(self) -> int:
+        """Bytes, at least, to the end of the first frame; 0 or less: it is there."""
+        have = self._end - self._begin
+        return _LENGTH.size - have + (_check(self._buffer, self._begin) if have >= _LENGTH.size else 0)
+
+    def _read(self, missing: int) -> None:
+        self._make_room(missing)
+        count = self._sock.recv_into(self._buffer[self._end :])
+        if count:
+            self._end += count
+        elif self._end > self._begin:
+            raise FrameError(f"the stream ended after {self._end - self._begin} bytes of a frame")
         else:
             self._ended = True
 
+    def _make_room(self, wanted: int) -> None:
+        """For as many bytes behind what is there. A buffer that was made for a long frame is not kept."""
+        left = self._buffer[self._begin : self._end]
+        if not left and len(self._buffer) == _RECEIVE:
+            self._begin = self._end = 0
+        elif not left or len(self._buffer) - self._end < wanted:
+            fresh = bytearray(max(_RECEIVE, len(left) + wanted))
+            fresh[: len(left)] = left
+            self._buffer, self._begin, self._end = memoryview(fresh), 0, len(left)
 
-def _check(head: bytes) -> int:
-    (length,) = _LENGTH.unpack(head)
+
+def _check(buffer: bytearray | memoryview, start: int) -> int:
+    """The length of the frame that begins there."""
+    (length,) = _LENGTH.unpack_from(buffer, start)
     if length > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {length} bytes is longer than {MAX_FRAME_BYTES}")
     return int(length)
@@ -75,8 +94,7 @@ def _check(head: bytes) -> int:
 def split(buffer: bytearray) -> Iterator[bytes]:
     """Yield the whole frames at the beginning of `buffer` and remove them from it."""
     while len(buffer) >= _LENGTH.size:
-        length = _check(bytes(buffer[: _LENGTH.size]))
-        end = _LENGTH.size + length
+        end = _LENGTH.size + _check(buffer, 0)
         if len(buffer) < end:
             return
         frame = bytes(buffer[_LENGTH.size : end])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,12 +54,16 @@ def record_digest(payload: NDArray[np.uint8] | bytes | memoryview, identity: byt
     return total & _MASK
 
 
-def record_digests(payloads: NDArray[np.uint8], identities: Sequence[bytes]) -> list[int]:
-    """`record_digest` of each row of `payloads` (contiguous, [records, bytes]) with its identity. A call of numpy's
+@lru_cache(maxsize=8)
+def _salted_weights(payload: int, identity: int) -> NDArray[np.uint64]:
+    """Of so many lanes of a payload and, behind them, of an identity."""
+    return np.concatenate([weights(0, payload), weights(IDENTITY_LANE, identity)])
+
+
+def record_digests(payloads: Sequence[bytes | memoryview], identities: Sequence[bytes]) -> list[int]:
+    """`record_digest` of each of `payloads`, all of one size and one at least, with its identity. A call of numpy's
     costs more than a small record's sum; all lanes are widened at once, so large ones are better taken one by one."""
-    lanes = payloads.view("<u4").astype(np.uint64)
-    lanes *= _cached_weights(0, lanes.shape[1])
-    salts = np.frombuffer(b"".join(identities), dtype="<u4").reshape(len(identities), -1).astype(np.uint64)
-    salts *= _cached_weights(IDENTITY_LANE, salts.shape[1])
-    digests: list[int] = (np.add.reduce(lanes, axis=1) + np.add.reduce(salts, axis=1)).tolist()
+    salted = b"".join(chain.from_iterable(zip(payloads, identities, strict=True)))
+    lanes = np.frombuffer(salted, dtype="<u4").reshape(len(payloads), -1).astype(np.uint64)
+    digests: list[int] = (lanes @ _salted_weights(len(payloads[0]) // 4, len(identities[0]) // 4)).tolist()
     return digests

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MAGIC = 0x51C3A11E
 _FIELDS = struct.Struct("<II16s16sQQ")
+_WHOLE = struct.Struct(_FIELDS.format + "8x")
 TRAILER_BYTES = 64
-assert _FIELDS.size <= TRAILER_BYTES
+assert _WHOLE.size == TRAILER_BYTES
 _MAGIC, _GENERATION = struct.Struct("<I"), struct.Struct("<Q")
 _GENERATION_OFFSET = struct.calcsize("<II16s16s")
 
@@ -17,9 +18,9 @@ class TrailerError(ValueError):
     """Not a trailer of ours: wrong magic, or too short."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trailer:
-    """`identity` covers format, kind and tokens; `generation` is the life of the record that holds it now."""
+class Trailer(NamedTuple):
+    """`identity` covers format, kind and tokens; `generation` is the life of the record that holds it now. A tuple, for
+    one is made for every record that is closed or pulled."""
 
     format_id: str
     identity: bytes
@@ -29,14 +30,14 @@ class Trailer:
 
     def pack(self) -> bytes:
         """64 bytes; what a layout's trailer has beyond them stays as it is."""
-        packed = _FIELDS.pack(
-            MAGIC, self.valid_tokens, bytes.fromhex(self.format_id), self.identity, self.generation, self.digest
-        )
-        return packed.ljust(TRAILER_BYTES, b"\0")
+        format_id, identity, generation, valid, digest = self
+        return _WHOLE.pack(MAGIC, valid, bytes.fromhex(format_id), identity, generation, digest)
 
     def is_in(self, data: bytes | memoryview) -> bool:
         """Does `data` begin with exactly this trailer?"""
-        return data[: _FIELDS.size] == self.pack()[: _FIELDS.size]
+        format_id, identity, generation, valid, digest = self
+        told = _FIELDS.pack(MAGIC, valid, bytes.fromhex(format_id), identity, generation, digest)
+        return bytes(data[: _FIELDS.size]) == told
 
     @staticmethod
     def unpack(data: bytes | memoryview) -> Trailer:

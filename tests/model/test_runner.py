@@ -184,14 +184,14 @@ def test_records_in_the_wrong_state_are_not_touched(tiny: Any) -> None:
     work = Batch((RowWork(0, 0, tuple(range(10)), True),))
     with pytest.raises(StepDivergence, match="FREE"):
         driver.runner.run(work)
-    mirror.reserve(state)
-    mirror.reserve(refs[0])
-    mirror.begin_fill(refs[1])
+    mirror.reserve([state])
+    mirror.reserve([refs[0]])
+    mirror.begin_fill([refs[1]])
     with pytest.raises(StepDivergence, match="FILLING"):
         driver.runner.run(work)
-    mirror.commit(refs[1])
+    mirror.commit([refs[1]])
     driver.runner.run(work)  # page 1 is closed, but only page 0 is written
-    mirror.close(refs[0])
+    mirror.close([refs[0]])
     before = driver.world.pools[RecordKind.PAGE].buffer.copy()
     with pytest.raises(StepDivergence, match="closed"):
         driver.runner.run(Batch((RowWork(0, 10, (1, 2), True),)))

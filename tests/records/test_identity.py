@@ -133,7 +133,8 @@ def test_digests_of_many_are_those_of_each(nbytes: int) -> None:
     random = np.random.default_rng(3)
     payloads = random.integers(0, 256, (5, nbytes), dtype=np.uint8)
     ids = [random.bytes(16) for _ in payloads]
-    assert record_digests(payloads, ids) == [record_digest(row, id) for row, id in zip(payloads, ids, strict=True)]
+    rows = [row.data for row in payloads]
+    assert record_digests(rows, ids) == [record_digest(row, id) for row, id in zip(rows, ids, strict=True)]
 
 
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=70)

@@ -19,7 +19,8 @@ from sluice_engine.transfer.messages import (
 )
 from sluice_engine.transfer.plan import Piece
 from sluice_engine.transfer.pull import PullerSettings
-from sluice_engine.transfer.verify import SliceVerifier, Verdict, VerifyLevel, VerifyPolicy
+from sluice_engine.transfer.puller import IDLE_S
+from sluice_engine.transfer.verify import SliceVerifier, ThreadVerifier, Verdict, VerifyLevel, VerifyPolicy
 from sluice_records import PoolPlan, Trailer
 
 
@@ -49,6 +50,32 @@ def test_nothing_is_done_while_a_record_is_not_verified() -> None:
     assert not rig.events
     rig.run()
     assert rig.of(RecordsDone)
+
+
+def test_a_turn_that_helps_posts_checks_and_ends_a_small_lease_and_leaves_nothing_to_do() -> None:
+    """One turn, and no other thread is woken."""
+    rig = PullerRig(one_record=False)
+    rig.puller._verifier = verifier = ThreadVerifier(rig.reader)
+    rig.add("a", (0, 3), (1, 4), (7, 1))
+    assert rig.puller.tick(0.0, helping=True) == [RecordsDone("a", 3, 3 * rig.source[PAGE].layout.record_bytes)]
+    assert rig.puller.idle_for(0.0) == IDLE_S
+    assert verifier._wake.empty()
+    verifier.close()
+
+
+def test_while_something_is_in_flight_the_verifier_checks_what_has_come() -> None:
+    """Whoever turns has to look at the READ, which may never end."""
+    rig = PullerRig(one_record=False)
+    rig.puller._verifier = verifier = ThreadVerifier(rig.reader)
+    rig.fault(lambda piece: Fault.HOLD if piece.lease_id == "held" else Fault.NONE)
+    rig.add("held", (0, 3))
+    rig.add("a", (1, 4), (7, 1))
+    rig.events += rig.puller.tick(0.0, helping=True)
+    rig.events += rig.puller.tick(0.0, helping=True)
+    assert not rig.puller.help_verify()
+    verifier.close()
+    rig.events += rig.puller.tick(0.0, helping=True)
+    assert [event.lease_id for event in rig.of(RecordsDone)] == ["a"]
 
 
 def test_one_piece_per_lease_and_eight_per_source_are_in_flight() -> None:

@@ -60,6 +60,20 @@ async def test_the_poller_can_be_held_between_pieces_of_one_record(tmp_path: Pat
         assert same_records(pair.source.pools, pair.reader.pools, items)
 
 
+async def test_a_sidecar_without_work_is_seldom_awake(tmp_path: Path) -> None:
+    """NIXL's progress thread looked a thousand times a second, by CMA for nothing."""
+    async with sidecar_pair(tmp_path, "tcp,cma,self") as pair:
+        before = switches(pair.reader.process.pid)
+        await asyncio.sleep(2)
+        assert switches(pair.reader.process.pid) - before < 1000
+
+
+def switches(pid: int) -> int:
+    """How often its threads have waited so far."""
+    told = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/status")]
+    return sum(int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0]) for status in told)
+
+
 async def pieces_done(pair: Pair, count: int) -> dict[str, int]:
     return (await pair.reader.stats_when(lambda told: told.counters.get("pieces_done", 0) >= count)).counters
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 
 import pytest
 from transfer_double import PAGE, big_layouts, fill, item, new_pools, tiny_layouts
 
+from sluice_engine.health.recorder import unrecorded
 from sluice_engine.pool import RecordPool
 from sluice_engine.step import PullItem
 from sluice_engine.transfer.plan import PIECE_BYTES
@@ -18,16 +20,16 @@ LIMIT_S = 20.0
 
 
 class SlowPool(RecordPool):
-    """The digest of `slow` takes until `go`; `begun` says that somebody is at it."""
+    """A lot that `slow` is in takes until `go`; `begun` says that somebody is at it."""
 
     slow = 0
     begun, go = threading.Event(), threading.Event()
 
-    def digest(self, record: int, identity: bytes) -> int:
-        if record == self.slow:
+    def digests(self, records: Sequence[int], identities: Sequence[bytes]) -> list[int]:
+        if self.slow in records:
             self.begun.set()
             assert self.go.wait(LIMIT_S)
-        return super().digest(record, identity)
+        return super().digests(records, identities)
 
 
 @pytest.fixture
@@ -52,6 +54,36 @@ def test_a_helper_takes_what_waits_and_each_record_has_one_verdict(pools: dict[R
     assert destinations(verifier.collect()) == [0]
 
 
+def test_a_small_lot_waits_for_a_helper_until_somebody_is_roused(pools: dict[RecordKind, RecordPool]) -> None:
+    """Whoever submits it goes on to help; the thread would be woken for less than the waking costs."""
+    SlowPool.go.set()
+    row = unrecorded("verifier")
+    verifier = ThreadVerifier(pools, row=row)
+    verifier.submit(1, [item(pools, PAGE, record, record) for record in range(4)])
+    assert verifier._wake.empty()
+    assert verifier.help()
+    assert destinations(verifier.collect()) == [0, 1, 2, 3]
+    verifier.submit(2, [item(pools, PAGE, 5, 5)])
+    verifier.rouse()
+    told: list[Verdict] = []
+    end = time.monotonic() + LIMIT_S
+    while not told and time.monotonic() < end:
+        told = verifier.collect()
+        time.sleep(0.001)
+    assert destinations(told) == [5]
+    verifier.close()
+
+
+def test_the_thread_is_woken_for_more_than_a_helper_checks_at_once(pools: dict[RecordKind, RecordPool]) -> None:
+    size = pools[PAGE].layout.record_bytes
+    verifier = ThreadVerifier(pools, lot_bytes=3 * size)
+    verifier.submit(1, [item(pools, PAGE, record, record) for record in range(4)])
+    assert SlowPool.begun.wait(LIMIT_S)
+    SlowPool.go.set()
+    verifier.close()
+    assert sorted(destinations(verifier.collect())) == [0, 1, 2, 3]
+
+
 def test_damage_is_found_by_a_helper_too(pools: dict[RecordKind, RecordPool]) -> None:
     verifier = ThreadVerifier(pools, lot_bytes=1)
     items = [item(pools, PAGE, record, record) for record in range(2)]
@@ -60,8 +92,8 @@ def test_damage_is_found_by_a_helper_too(pools: dict[RecordKind, RecordPool]) ->
     assert SlowPool.begun.wait(LIMIT_S)
     assert verifier.help()
     (verdict,) = verifier.collect()
-    assert verdict.failure is not None
-    assert verdict.failure.reason == "DigestMismatch"
+    ((_, failure),) = verdict.failures
+    assert failure.reason == "DigestMismatch"
     SlowPool.go.set()
     verifier.close()
 
@@ -75,8 +107,10 @@ def test_small_records_are_checked_together_and_fail_alone() -> None:
     verifier = ThreadVerifier(pools)
     verifier.submit(1, items)
     verifier.close()
-    reasons = {verdict.item: verdict.failure and verdict.failure.reason for verdict in verifier.collect()}
-    assert list(map(reasons.__getitem__, items)) == [None, "DigestMismatch", "IdentityMismatch", None, None]
+    (verdict,) = verifier.collect()
+    assert list(verdict.lot.items) == list(verdict.lot.due) == items
+    reasons = {item: failure.reason for item, failure in verdict.failures}
+    assert reasons == {items[1]: "DigestMismatch", items[2]: "IdentityMismatch"}
 
 
 def test_nobody_helps_with_records_that_take_longer_than_a_piece() -> None:
@@ -89,5 +123,6 @@ def test_nobody_helps_with_records_that_take_longer_than_a_piece() -> None:
 
 
 def destinations(verdicts: list[Verdict]) -> list[int]:
-    assert all(verdict.failure is None and verdict.digested for verdict in verdicts)
-    return [verdict.item.destination for verdict in verdicts]
+    assert not any(verdict.failures for verdict in verdicts)
+    assert all(verdict.lot.due == verdict.lot.items for verdict in verdicts)
+    return [item.destination for verdict in verdicts for item in verdict.lot.items]

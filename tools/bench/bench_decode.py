@@ -45,7 +45,7 @@ class Engine:
         mirror = RecordMirror(plan)
         for kind in (RecordKind.PAGE, RecordKind.STATE):
             for record in range(plan[kind]):
-                mirror.reserve(RecordRef(kind, record, 1))
+                mirror.reserve([RecordRef(kind, record, 1)])
         self.runner: ModelRunner = build_runner(directory, self.layouts, self.pools, mirror)
 
     def generate(self, prompts: list[list[int]], count: int) -> tuple[list[list[int]], float]:

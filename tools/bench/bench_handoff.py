@@ -148,7 +148,7 @@ class Reader:
         start = time.perf_counter()
         puller.add(lease_id, self.source.hello.incarnation, items, time.monotonic())
         while not done:
-            for event in puller.tick(time.monotonic()):
+            for event in puller.tick(time.monotonic(), helping=True):
                 assert not isinstance(event, PullFailed), event
                 done = isinstance(event, RecordsDone)
             if not done and (idle := puller.idle_for(time.monotonic())) and not puller.help_verify():

@@ -29,7 +29,10 @@ from sluice_protocol.source import SourceHello
 from sluice_records import RecordKind
 
 DEFAULT_LANES = "tcp,cma,self"
+# How often NIXL's progress thread looks without being told (docs/adr/0110). Over TCP it must, now and then: UCX misses
+# wake-ups. By CMA nothing comes that it would miss, and every look is a wake-up of this process.
 PROGRESS_DELAY_US = 1000
+CMA_PROGRESS_DELAY_US = 10_000
 # What a forked child of this process exits with, at once.
 FORK_EXIT = 70
 # NIXL's exceptions have no base of their own but Exception (1.5.1), so calls into it are wrapped in that, one by one.
@@ -85,8 +88,10 @@ def _patch_progress_delay(bindings: Any) -> None:
     """The wrapper hard-codes a delay of 0, which spins: a core per idle agent."""
 
     class PatientConfig(bindings.nixlAgentConfig):  # type: ignore[misc, name-defined]
+        delay_us = PROGRESS_DELAY_US
+
         def __setattr__(self, name: str, value: object) -> None:
-            super().__setattr__(name, PROGRESS_DELAY_US if name == "pthrDelay" else value)
+            super().__setattr__(name, self.delay_us if name == "pthrDelay" else value)
 
     bindings.nixlAgentConfig = PatientConfig
 
@@ -101,8 +106,9 @@ def _guard_forks() -> None:
     os.register_at_fork(after_in_child=end_child)
 
 
-def create_agent(nixl: ModuleType, name: str) -> Any:
+def create_agent(nixl: ModuleType, name: str, progress_delay_us: int = PROGRESS_DELAY_US) -> Any:
     """UCX only, strict locking, a progress thread. Raises TransferUnavailable."""
+    importlib.import_module(f"{nixl.__name__}._bindings").nixlAgentConfig.delay_us = progress_delay_us
     try:
         config = nixl.nixl_agent_config(
             backends=["UCX"],
@@ -138,13 +144,20 @@ class NixlTransfer:
     splits_records = True
 
     def __init__(
-        self, nixl: ModuleType, agent_name: str, key: bytes, destinations: Pools | None, sources: Pools | None
+        self,
+        nixl: ModuleType,
+        agent_name: str,
+        key: bytes,
+        destinations: Pools | None,
+        sources: Pools | None,
+        *,
+        progress_delay_us: int = PROGRESS_DELAY_US,
     ) -> None:
         """`destinations` are mapped writable, None where nothing is ever pulled. `sources` are the same records in a
         read-only mapping, which is all that the metadata names; None: this process only reads and has no metadata."""
         self.agent_name = agent_name
         self._key = key
-        self._agent = create_agent(nixl, agent_name)
+        self._agent = create_agent(nixl, agent_name, progress_delay_us)
         # Keeps the mappings: registered memory must never be unmapped.
         self._mapped = (destinations, sources)
         _, self._bases = self._register(destinations or {})

@@ -111,7 +111,7 @@ class Poller:
                 command = self._inbox.get_nowait()
         except queue.Empty:
             pass
-        reports += self._puller.tick(time.monotonic())
+        reports += self._puller.tick(time.monotonic(), helping=True)
         self.turns += 1
         self._marks.polled(self._puller, time.monotonic())
         self.in_flight = self._puller.num_in_flight

@@ -117,8 +117,9 @@ class Puller:
             self._drop(pull)
         self._ended.discard(lease_id)
 
-    def tick(self, now: float) -> list[PullEvent]:
-        """One turn: at most one post, no waiting. Returns what happened since the last turn."""
+    def tick(self, now: float, *, helping: bool = False) -> list[PullEvent]:
+        """One turn: at most one post, no waiting. Returns what happened since the last turn. `helping`: the caller's
+        thread has nothing else to do; where nothing moves, it checks what has come by itself, as `help_verify` does."""
         self._busy = False
         self._take_verdicts(now)
         for pull in [*self._pulls.values(), *self._ghosts]:
@@ -130,28 +131,30 @@ class Puller:
         for serial, items in self._to_verify:
             self._verifier.submit(serial, items)
         self._to_verify.clear()
+        if not helping or self._is_in_flight:
+            self._verifier.rouse()
+        elif self.help_verify():
+            self._take_verdicts(now)
         self._events += self._stranded.due(now)
         events, self._events = self._events, []
         return events
 
     def idle_for(self, now: float) -> float:
         """Seconds that the caller may wait before the next tick, unless a command comes. 0: more can be done now."""
-        if self._events or self._busy or self._next_to_post() is not None:
+        if self._events or self._next_to_post() is not None:
             return 0.0
-        flying = [pull for pull in self._pulls.values() if pull.flight is not None]
-        if any(pull.state is not PullState.ZOMBIE for pull in flying):
+        if self._is_in_flight:
             # Soon after something moved something will again; a source that is silent is asked less often.
-            return min(max((now - self._moved) / 4, 50e-6), 2e-3)
+            return 0.0 if self._busy else min(max((now - self._moved) / 4, 50e-6), 2e-3)
         if any(pull.outstanding for pull in self._pulls.values() if pull.state is PullState.RUN):
-            return 50e-6 if self.allowance is None else 5e-3
+            return 0.0 if self._busy else 50e-6 if self.allowance is None else 5e-3
         return self._settings.zombie_poll_s if self._ghosts else IDLE_S
 
     def help_verify(self) -> bool:
         """Check some records here, for at most as long as a piece is digested, if there is nothing to move meanwhile.
 
         For a caller whose thread has nothing else to do. Their verdicts come with the next tick."""
-        moving = any(pull.flight is not None for pull in self._pulls.values()) or self._next_to_post() is not None
-        return not moving and self._verifier.help()
+        return not self._is_in_flight and self._next_to_post() is None and self._verifier.help()
 
     # -- questions -------------------------------------------------------------------------------------------------
 
@@ -178,6 +181,11 @@ class Puller:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
+    @property
+    def _is_in_flight(self) -> bool:
+        """Something of a lease that is on the books; a zombie is on none."""
+        return any(pull.flight is not None for pull in self._pulls.values())
+
     def _plan(self, pull: Pull, items: Sequence[PullItem]) -> tuple[Piece, ...]:
         if self._stranded.is_refused(pull.peer):
             raise PlanRejected("PeerRefused", f"too many records are stranded on {pull.peer!r}")
@@ -199,22 +207,24 @@ class Puller:
 
     def _take_verdicts(self, now: float) -> None:
         for verdict in self._verifier.collect():
+            lot = verdict.lot
             self._moved, self._busy = now, True
-            self.counters["records_verified"] += 1
-            self.counters["records_digested"] += verdict.digested
-            pull = self._by_serial.get(verdict.serial)
-            if verdict.failure is not None:
-                self.counters[f"mismatch_{verdict.failure.reason}"] += 1
+            self.counters["records_verified"] += len(lot.items)
+            self.counters["records_digested"] += len(lot.due)
+            for _, failure in verdict.failures:
+                self.counters[f"mismatch_{failure.reason}"] += 1
+            pull = self._by_serial.get(lot.serial)
             if pull is not None and pull.state is PullState.RUN:
                 self._judge(pull, verdict, now)
 
     def _judge(self, pull: Pull, verdict: Verdict, now: float) -> None:
-        if verdict.failure is not None:
-            self._fail(pull, verdict.failure, now)
+        if verdict.failures:
+            _, failure = verdict.failures[0]
+            self._fail(pull, failure, now)
             return
-        pull.outstanding -= 1
-        pull.done_records += 1
-        pull.done_bytes += self._shapes[verdict.item.kind].record_bytes
+        pull.outstanding -= len(verdict.lot.items)
+        pull.done_records += len(verdict.lot.items)
+        pull.done_bytes += verdict.lot.nbytes
         if not pull.outstanding:
             self._events.append(RecordsDone(pull.lease_id, pull.done_records, pull.done_bytes))
 

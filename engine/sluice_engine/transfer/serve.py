@@ -11,8 +11,9 @@ import os
 import selectors
 import socket
 import struct
+import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,16 +70,26 @@ class LeaderServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ)
-        # Appended by the poller, drained here: a deque needs no lock for that.
-        self._reports: deque[Report] = deque()
         self._leader: _Connection | None = None
+        # Of what is unsent, and of the leader's connection: whoever holds it never waits.
+        self._sending = threading.Lock()
         self._turns, self._next_tick = 0, 0.0
         self.refused: Counter[str] = Counter()
 
     def emit(self, reports: Sequence[Report]) -> None:
-        """From any thread."""
-        self._reports.extend(reports)
-        os.eventfd_write(self._wake, 1)
+        """From any thread, which sends them itself: to wake the loop would cost more. The loop is woken for what the
+        socket does not take at once."""
+        frames = b"".join([encode_frame(self._completed(report)) for report in reports])
+        with self._sending:
+            if self._leader is None:
+                return
+            self._leader.unsent += frames
+            try:
+                is_sent = _send_some(self._leader)
+            except OSError:  # the loop meets it too, and knows what follows from it
+                is_sent = False
+        if not is_sent:
+            os.eventfd_write(self._wake, 1)
 
     def run(self, poller: Poller, still_wanted: Callable[[], bool]) -> None:
         """Until the process ends, or nobody wants it any more."""
@@ -93,7 +104,9 @@ class LeaderServer:
                     os.eventfd_read(self._wake)
                 else:
                     self._serve(key.data, events, poller)
-            self._forward(poller)
+            self._tell(poller)
+            if self._leader is not None and self._leader.unsent:
+                self._flush(self._leader)
             self._turns += 1
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -106,12 +119,13 @@ class LeaderServer:
             return
         connection = _Connection(accepted)
         self._selector.register(accepted, selectors.EVENT_READ, connection)
-        self._send(connection, self._hello)
+        connection.unsent += encode_frame(self._hello)
+        self._flush(connection)
 
     def _serve(self, connection: _Connection, events: int, poller: Poller) -> None:
+        if events & selectors.EVENT_WRITE and not self._flush(connection):
+            return
         try:
-            if events & selectors.EVENT_WRITE:
-                self._flush(connection)
             if events & selectors.EVENT_READ:
                 data = connection.socket.recv(_RECEIVE)
                 if not data:
@@ -136,57 +150,59 @@ class LeaderServer:
         connection.pulled |= isinstance(command, Pull)
         poller.put(command)
 
-    def _forward(self, poller: Poller) -> None:
+    def _tell(self, poller: Poller) -> None:
+        """The leader, a few times a second, that both loops turn."""
         now = time.monotonic()
-        reports = [self._reports.popleft() for _ in range(len(self._reports))]
-        if self._leader is None:
-            return
-        if now >= self._next_tick:
+        if self._leader is not None and now >= self._next_tick:
             self._next_tick = now + TICK_S
-            reports.append(Ticked(self._turns, poller.turns, poller.in_flight))
-        if reports:
-            self._send(self._leader, *(self._completed(report) for report in reports))
+            self.emit([Ticked(self._turns, poller.turns, poller.in_flight)])
 
     def _completed(self, report: Report) -> Report:
         """Stats with what the poller does not know."""
         if not isinstance(report, Stats):
             return report
-        more = {f"connection_{reason}": count for reason, count in self.refused.items()}
+        more = {f"connection_{reason}": count for reason, count in dict(self.refused).items()}
         more["tcp_bytes"] = tcp_bytes_received()
         return msgspec.structs.replace(report, counters=report.counters | more)
 
-    def _send(self, connection: _Connection, *reports: Report) -> None:
-        for report in reports:
-            connection.unsent += encode_frame(report)
-        if len(connection.unsent) > _MAX_UNSENT:
-            self._end(connection, "Unread")
-            return
+    def _flush(self, connection: _Connection) -> bool:
+        """False: the connection has ended instead."""
         try:
-            self._flush(connection)
+            with self._sending:
+                is_sent, waiting = _send_some(connection), len(connection.unsent)
         except OSError as error:
             self._end(connection, "Broken", str(error))
-
-    def _flush(self, connection: _Connection) -> None:
-        try:
-            while connection.unsent:
-                sent = connection.socket.send(connection.unsent)
-                del connection.unsent[:sent]
-        except BlockingIOError:
-            pass
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.unsent else 0)
+            return False
+        if waiting > _MAX_UNSENT:
+            self._end(connection, "Unread")
+            return False
+        wanted = selectors.EVENT_READ | (0 if is_sent else selectors.EVENT_WRITE)
         self._selector.modify(connection.socket, wanted, connection)
+        return True
 
     def _end(self, connection: _Connection, reason: str, detail: str = "") -> None:
         if connection.pulled:
             self._end_process(f"Leader{reason}", detail)
+        with self._sending:
+            if self._leader is connection:
+                self._leader = None
         self._selector.unregister(connection.socket)
         self._refuse(connection, reason)
-        if self._leader is connection:
-            self._leader = None
 
     def _refuse(self, connection: _Connection, reason: str) -> None:
         self.refused[reason] += 1
         connection.socket.close()
+
+
+def _send_some(connection: _Connection) -> bool:
+    """What its socket takes at once. Was that all?"""
+    try:
+        while connection.unsent:
+            sent = connection.socket.send(connection.unsent)
+            del connection.unsent[:sent]
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _listen(path: Path) -> socket.socket:

@@ -31,7 +31,14 @@ from sluice_engine.transfer.errors import TransferUnavailable
 from sluice_engine.transfer.lane import measure_lane
 from sluice_engine.transfer.marks import SidecarMarks
 from sluice_engine.transfer.messages import LaneReport, SidecarHello
-from sluice_engine.transfer.nixl import DEFAULT_LANES, NixlSettings, NixlTransfer, load_nixl
+from sluice_engine.transfer.nixl import (
+    CMA_PROGRESS_DELAY_US,
+    DEFAULT_LANES,
+    PROGRESS_DELAY_US,
+    NixlSettings,
+    NixlTransfer,
+    load_nixl,
+)
 from sluice_engine.transfer.plan import pool_info
 from sluice_engine.transfer.poller import Poller
 from sluice_engine.transfer.puller import Puller
@@ -112,7 +119,8 @@ def build(
     lane = measure_lane(nixl, settings, name)
     destinations = None if spec.role is SidecarRole.SOURCE else map_pools(memory_fd, layouts, plan)
     sources = None if spec.role is SidecarRole.READER else map_pools(memory_fd, layouts, plan, writable=False)
-    transfer = NixlTransfer(nixl, name, spec.key, destinations, sources)
+    delay_us = CMA_PROGRESS_DELAY_US if lane.lane == "cma" else PROGRESS_DELAY_US
+    transfer = NixlTransfer(nixl, name, spec.key, destinations, sources, progress_delay_us=delay_us)
     pools = destinations or {}
     return transfer, Puller(transfer, pools, ThreadVerifier(pools, spec.verify, marks.verifier), spec.puller), lane
 

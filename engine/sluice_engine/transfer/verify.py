@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -34,13 +35,22 @@ class VerifyPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """`serial` is the puller's number of the pull that asked."""
+class Lot:
+    """Records of one pull that are checked together: the trailers of all `items`, the digests of those in `due`.
+    `serial` is the puller's number of the pull."""
 
     serial: int
-    item: PullItem
-    failure: Failure | None
-    digested: bool
+    items: Sequence[PullItem]
+    due: Sequence[PullItem]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`failures`: which records of the lot are not what was granted, and why."""
+
+    lot: Lot
+    failures: Sequence[tuple[PullItem, Failure]]
 
 
 def check_trailer(pool: RecordPool, item: PullItem) -> Failure | None:
@@ -65,11 +75,13 @@ def _explain(pool: RecordPool, item: PullItem, granted: Trailer) -> Failure:
     return _mismatch(reason, item, f"trailer says {told}, granted was {wanted}")
 
 
-def check_digests(pool: RecordPool, items: Sequence[PullItem]) -> list[Failure | None]:
+def check_digests(pool: RecordPool, items: Sequence[PullItem]) -> list[tuple[PullItem, Failure]]:
+    """Those that differ."""
     found = pool.digests([item.destination for item in items], [item.identity for item in items])
     return [
-        None if digest == item.digest else _mismatch("DigestMismatch", item, _differ(digest, item.digest))
+        (item, _mismatch("DigestMismatch", item, _differ(digest, item.digest)))
         for digest, item in zip(found, items, strict=True)
+        if digest != item.digest
     ]
 
 
@@ -82,7 +94,13 @@ def _mismatch(reason: str, item: PullItem, detail: str) -> Failure:
 
 
 class Verifier(Protocol):
-    def submit(self, serial: int, items: Sequence[PullItem]) -> None: ...
+    def submit(self, serial: int, items: Sequence[PullItem]) -> None:
+        """They wait until somebody checks them: `help`, or whoever is roused."""
+        ...
+
+    def rouse(self) -> None:
+        """The caller will not help soon: who else can check what waits is to begin."""
+        ...
 
     def collect(self) -> list[Verdict]:
         """Verdicts since the last call; never waits. Raises what ended the verifier, if anything did."""
@@ -96,52 +114,44 @@ class Verifier(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Check:
-    """`due`: the digest too."""
-
-    serial: int
-    item: PullItem
-    due: bool
-
-
 class _Checker:
     def __init__(self, pools: Pools, policy: VerifyPolicy) -> None:
         self._pools, self._policy = pools, policy
         self._pages = 0
 
-    def plan(self, serial: int, items: Sequence[PullItem]) -> list[_Check]:
-        """In one thread only: it counts pages."""
-        return [_Check(serial, item, self._is_due(item)) for item in items]
+    def plan(self, serial: int, items: Sequence[PullItem], lot_bytes: int) -> list[Lot]:
+        """Lots of `lot_bytes` or a little more. One thread plans."""
+        lots: list[Lot] = []
+        first = nbytes = 0
+        for end, item in enumerate(items, 1):
+            nbytes += self._pools[item.kind].layout.record_bytes
+            if nbytes >= lot_bytes or end == len(items):
+                part = items[first:end]
+                lots.append(Lot(serial, part, self._due(part), nbytes))
+                first, nbytes = end, 0
+        return lots
 
-    def check(self, lot: Sequence[_Check]) -> list[Verdict]:
-        """One of each, in no order. In any thread."""
-        verdicts: list[Verdict] = []
-        for kind in {asked.item.kind for asked in lot}:
-            pool, of_kind = self._pools[kind], [asked for asked in lot if asked.item.kind is kind]
-            trailers = [check_trailer(pool, asked.item) for asked in of_kind]
-            fine = [asked for asked, failure in zip(of_kind, trailers, strict=True) if failure is None and asked.due]
-            digests = iter(check_digests(pool, [asked.item for asked in fine]) if fine else ())
-            for asked, failure in zip(of_kind, trailers, strict=True):
-                told = next(digests) if failure is None and asked.due else failure
-                verdicts.append(Verdict(asked.serial, asked.item, told, asked.due))
-        return verdicts
+    def check(self, lot: Lot) -> Verdict:
+        failures: list[tuple[PullItem, Failure]] = []
+        for item in lot.items:
+            failure = check_trailer(self._pools[item.kind], item)
+            if failure is not None:
+                failures.append((item, failure))
+        wrong = [item for item, _ in failures]
+        due: dict[RecordKind, list[PullItem]] = {}
+        for item in lot.due:
+            if not wrong or item not in wrong:
+                due.setdefault(item.kind, []).append(item)
+        for kind, of_kind in due.items():
+            failures += check_digests(self._pools[kind], of_kind)
+        return Verdict(lot, failures)
 
-    def take(self, waiting: deque[_Check], lot_bytes: int) -> list[_Check]:
-        """From its front, until they are `lot_bytes` or more in all. Several threads may take from one deque."""
-        lot: list[_Check] = []
-        while lot_bytes > 0:
-            try:
-                asked = waiting.popleft()
-            except IndexError:
-                break
-            lot.append(asked)
-            lot_bytes -= self._pools[asked.item.kind].layout.record_bytes
-        return lot
+    def _due(self, items: Sequence[PullItem]) -> Sequence[PullItem]:
+        if self._policy.level is VerifyLevel.FULL:
+            return items
+        return [item for item in items if item.kind is not RecordKind.PAGE or self._is_next_due()]
 
-    def _is_due(self, item: PullItem) -> bool:
-        if item.kind is not RecordKind.PAGE or self._policy.level is VerifyLevel.FULL:
-            return True
+    def _is_next_due(self) -> bool:
         self._pages += 1
         return self._pages % self._policy.every == 1 % self._policy.every
 
@@ -151,14 +161,17 @@ class SliceVerifier:
 
     def __init__(self, pools: Pools, policy: VerifyPolicy = VerifyPolicy(), records_per_call: int = 4) -> None:
         self._checker, self._slice = _Checker(pools, policy), records_per_call
-        self._waiting: deque[_Check] = deque()
+        self._waiting: deque[Lot] = deque()
 
     def submit(self, serial: int, items: Sequence[PullItem]) -> None:
-        self._waiting.extend(self._checker.plan(serial, items))
+        for start in range(0, len(items), self._slice):
+            self._waiting += self._checker.plan(serial, items[start : start + self._slice], sys.maxsize)
+
+    def rouse(self) -> None:
+        pass
 
     def collect(self) -> list[Verdict]:
-        count = min(self._slice, len(self._waiting))
-        return self._checker.check([self._waiting.popleft() for _ in range(count)])
+        return [self._checker.check(self._waiting.popleft())] if self._waiting else []
 
     def help(self) -> bool:
         return False
@@ -168,7 +181,8 @@ class SliceVerifier:
 
 
 class ThreadVerifier:
-    """In a thread of its own: numpy sums without the interpreter's lock, so copying goes on meanwhile."""
+    """In a thread of its own: numpy sums without the interpreter's lock, so copying goes on meanwhile. It is woken when
+    it is roused or when more waits than a helper checks at once: a wake-up costs as much as a few small records."""
 
     def __init__(
         self,
@@ -180,17 +194,24 @@ class ThreadVerifier:
         """`lot_bytes`: small records are checked together, until they are so many."""
         self._checker, self._lot_bytes = _Checker(pools, policy), lot_bytes
         self._row = row or unrecorded("sidecar.verifier")
-        # Deques need no lock. One wake for all that is submitted at once, for a wake costs more than a trailer's check.
-        self._asked: deque[_Check] = deque()
+        # Deques need no lock.
+        self._asked: deque[Lot] = deque()
         self._told: deque[Verdict | BaseException] = deque()
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._is_roused = False
         self._can_help = all(pool.layout.record_bytes <= PIECE_BYTES for pool in pools.values())
         self._thread = threading.Thread(target=self._run, name="sluice-verify", daemon=True)
         self._thread.start()
 
     def submit(self, serial: int, items: Sequence[PullItem]) -> None:
-        self._asked += self._checker.plan(serial, items)
-        self._wake.put(True)
+        self._asked += self._checker.plan(serial, items, self._lot_bytes)
+        if not self._can_help or sum(lot.nbytes for lot in tuple(self._asked)) > self._lot_bytes:
+            self.rouse()
+
+    def rouse(self) -> None:
+        if self._asked and not self._is_roused:
+            self._is_roused = True
+            self._wake.put(True)
 
     def collect(self) -> list[Verdict]:
         verdicts: list[Verdict] = []
@@ -205,6 +226,8 @@ class ThreadVerifier:
         return self._can_help and self._check_lot() > 0
 
     def close(self) -> None:
+        """What waits is checked before."""
+        self.rouse()
         self._wake.put(False)
         self._thread.join()
 
@@ -213,9 +236,10 @@ class ThreadVerifier:
         row.begin(Phase.IDLE)
         try:
             while self._wake.get():
+                # Before it looks: whatever is submitted from now on may rouse it again.
+                self._is_roused = False
                 row.enter(Phase.VERIFYING)
                 row.pending(1)
-                hooks.reach("sidecar.verify")
                 while done := self._check_lot():
                     checked += done
                     row.progress(checked)
@@ -226,7 +250,11 @@ class ThreadVerifier:
             self._told.append(error)
 
     def _check_lot(self) -> int:
-        """How many were in it."""
-        lot = self._checker.take(self._asked, self._lot_bytes)
-        self._told += self._checker.check(lot)
-        return len(lot)
+        """How many were in it. Several threads may take from the deque."""
+        try:
+            lot = self._asked.popleft()
+        except IndexError:
+            return 0
+        hooks.reach("sidecar.verify")
+        self._told.append(self._checker.check(lot))
+        return len(lot.items)
