@@ -66,6 +66,25 @@ def test_a_field_that_is_not_supported_is_named(capsys, model):
     assert "config field hidden_act" in refused(capsys, "--model", str(model))
 
 
+@pytest.mark.parametrize(
+    ("file", "written", "words"),
+    [
+        ("tokenizer.json", b"[]", "not a JSON object; copy the tokenizer.json"),
+        ("tokenizer.json", b"\xff", "tokenizer.json: 'utf-8' codec"),
+        ("tokenizer.json", b'{"model": {}}', "decoder is null, not an object; copy the tokenizer.json"),
+        ("generation_config.json", b"[]", "generation_config.json: not a JSON object"),
+        ("generation_config.json", b'{"temperature": 9}', "'temperature': must be at least 0 and at most 2"),
+        ("generation_config.json", b'{"eos_token_id": 640}', "'eos_token_id' has 640"),
+    ],
+)
+def test_what_a_gateway_would_refuse_is_said_before_it_is_started(capsys, model, file, written, words):
+    """The gateway died of it, and `sluice up` said neither file nor field."""
+    (model / file).write_bytes(written)
+    told = refused(capsys, "--model", str(model))
+    assert words in told
+    assert str(model / file) in told
+
+
 def test_a_config_that_is_no_json(capsys, model):
     (model / "config.json").write_text("{")
     assert "config.json" in refused(capsys, "--model", str(model))

@@ -34,7 +34,8 @@ from sluice_gateway.members import read_fleet
 from sluice_gateway.serve import listen, make_server, url_of
 from sluice_gateway.server import serving_reports
 from sluice_gateway.settings import Settings, sampling_defaults
-from sluice_gateway.tokenizer import TokenizerError, load_tokenizer, read_config
+from sluice_gateway.tokenizer import load_tokenizer
+from sluice_gateway.tokenizer_files import TokenizerError, read_config
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import Role
 from sluice_records.chain import block_keys
