@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import select
 import sys
 import termios
 from functools import partial
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sluice_gateway.connections import (
     HEAD_TOO_LARGE,
@@ -26,6 +27,7 @@ from sluice_gateway.framing import WITHOUT_CHUNKS, BareSend, piece_writer
 from sluice_gateway.respond import ABORT, CHUNK, Send, send_whole
 from sluice_gateway.watcher import UNSENT
 
+LOOK_S = 0.25
 SPOKEN = WITHOUT_CHUNKS | {"1.1"}
 
 
@@ -49,6 +51,8 @@ class StreamingProtocol(HttpToolsProtocol):
         self._head = Deadline(bounds.head_s, self._drop)
         self._head_bytes = 0
         self._reading = Deadline(bounds.read_s, self._drop_unread)  # of the client, what was written
+        self._looking = Deadline(LOOK_S, self._look)
+        self._working: RequestResponseCycle | None = None
         self._refusal: bytes | None = None  # of what came last, written when all before it is answered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -69,6 +73,24 @@ class StreamingProtocol(HttpToolsProtocol):
         self._head.end()
         super().connection_lost(exc)
         self._reading.end()
+        self._looking.end()
+        working = self._working  # not the one above, where more was asked for behind it
+        if working is not None and not working.response_complete:
+            working.disconnected = True
+            working.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._working = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _look(self) -> None:
+        """Nothing is read while a request waits behind another, so nobody would hear that the client has left."""
+        if not self.flow.read_paused or not self._is_serving():
+            return
+        if has_hung_up(self.transport):
+            self.transport.abort()
+        else:
+            self._looking.begin()
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
@@ -185,6 +207,8 @@ class StreamingProtocol(HttpToolsProtocol):
             extensions[CHUNK] = piece_writer(self.cycle)
             if version in WITHOUT_CHUNKS:
                 self.cycle.send = BareSend(self.cycle, self.cycle.send)  # type: ignore[method-assign, assignment, arg-type]
+        if self.pipeline:
+            self._looking.begin()
 
 
 def refusing(error: ApiError) -> Any:
@@ -195,6 +219,16 @@ def refusing(error: ApiError) -> Any:
         await send_whole(send, error.status, headers, error.body())
 
     return app
+
+
+def has_hung_up(transport: asyncio.Transport) -> bool:
+    """Whether the client's machine has ended its half of the connection or all of it, also behind what is not read."""
+    poll = select.poll()
+    try:
+        poll.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        return bool(poll.poll(0))
+    except (OSError, ValueError):  # it is closed
+        return True
 
 
 def unsent_bytes(transport: asyncio.Transport) -> int:
