@@ -110,6 +110,12 @@ def test_an_option_that_cannot_be(capsys, option, value, words):
     assert words in refused(capsys, option, value)
 
 
+def test_keys_that_are_no_text(capsys, tmp_path):
+    (tmp_path / "keys").write_bytes(b"a\xffb\n")
+    told = refused(capsys, "--api-keys-file", str(tmp_path / "keys"))
+    assert f"--api-keys-file {tmp_path / 'keys'}: not UTF-8 text" in told
+
+
 def test_packages_that_are_missing_are_named(capsys, monkeypatch):
     monkeypatch.setattr(up, "NEEDED_FOR_A_MODEL", ("torch", "no_such_thing"))
     assert "no_such_thing not installed here: pip install 'sluice-serve[gateway,engine]'" in refused(capsys)

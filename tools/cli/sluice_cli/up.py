@@ -194,9 +194,13 @@ def _is_installed(name: str) -> bool:
 
 def _first_key(path: Path) -> str:
     try:
-        keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        keys = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except OSError as error:
         raise UpError(f"--api-keys-file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UpError(
+            f"--api-keys-file {path}: not UTF-8 text ({error.reason} at {error.start}); one key a line"
+        ) from error
     if not keys:
         raise UpError(f"--api-keys-file {path}: no key in it; leave it out to let everybody in")
     return keys[0]
