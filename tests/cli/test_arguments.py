@@ -143,16 +143,6 @@ def test_without_a_wish_the_usual_port_or_a_free_one(monkeypatch):
         assert port == place.USUAL_PORT
 
 
-def test_the_note_is_removed_by_its_writer_only(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    place.write_note("http://127.0.0.1:1", "m")
-    assert place.read_note() == "http://127.0.0.1:1"
-    told = json.loads(place.note_path().read_text())
-    place.note_path().write_text(json.dumps(told | {"pid": 1}))
-    place.remove_note()
-    assert place.note_path().exists()
-
-
 def test_a_long_tmpdir_does_not_break_the_sockets(tmp_path, monkeypatch):
     long = tmp_path / ("x" * 90)
     long.mkdir()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sluice_cli import sample
+from sluice_cli import notes, sample
 from sluice_cli.__main__ import main
 from sluice_cli.http import GatewayError, get_models, stream_chat
 
@@ -171,7 +171,7 @@ def test_without_a_gateway_it_says_what_to_do(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert main(["chat", "hi"]) == 1
     assert "no `sluice up` of yours runs on this machine" in capsys.readouterr().err
-    (tmp_path / "sluice-up.json").write_text(json.dumps({"url": "http://127.0.0.1:1", "pid": os.getpid()}))
+    notes.write_note("http://127.0.0.1:1", "m")
     assert main(["chat", "hi"]) == 1
     assert "Start a gateway with `sluice up`" in capsys.readouterr().err
     assert main(["chat", "--url", "https://example.org", "hi"]) == 1

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sluice_cli.http import GatewayError, get_models, stream_chat
-from sluice_cli.place import read_note
+from sluice_cli.notes import read_note
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from sluice_cli import sample
 from sluice_cli.http import get_json
 from sluice_cli.liveness import look_after, look_after_zygote
-from sluice_cli.place import remove_note, write_note
+from sluice_cli.notes import remove_note, write_note
 from sluice_cli.services import Event, Service, StartFailed
 from sluice_protocol.generate import Role
 
