@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from sluice_engine.model.files import weight_files
+
 # Files below this are hashed whole; of larger ones the header and sampled bytes of every tensor.
 WHOLE_FILE_BYTES = 1 << 30
 SAMPLE_BYTES = 4096
@@ -25,12 +27,12 @@ def unheard(nbytes: int) -> None:
 
 
 def revision_digest(directory: Path, on_read: OnRead = unheard) -> str:
-    """32 hex digits over config.json and every safetensors file of `directory`. `on_read` hears how many bytes were
-    read, again and again."""
+    """32 hex digits over config.json and every file that weights are loaded from. `on_read` hears how many bytes were
+    read, again and again. Raises BadWeights where there are none."""
     state = hashlib.blake2b(digest_size=16)
     state.update((directory / "config.json").read_bytes())
-    for path in sorted(directory.glob("*.safetensors")):
-        state.update(f"{path.name}:{path.stat().st_size};".encode())
+    for path in weight_files(directory):
+        state.update(f"{path.relative_to(directory)}:{path.stat().st_size};".encode())
         if path.stat().st_size < WHOLE_FILE_BYTES:
             _hash_whole(state, path, on_read)
         else:

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import socket
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +31,7 @@ from sluice_engine.spec import EngineSpec, ResolvedEngine, load_spec, resolve
 from sluice_engine.step import Batch, BatchModel, SampledRow, StepDivergence, StepResult
 
 KEEPALIVE_MS = 500
+LINGER_S = 5.0
 
 
 class RankHello(msgspec.Struct, frozen=True, tag=True):
@@ -170,7 +173,19 @@ def serve(spec: EngineSpec, rank: int, memory_fd: int) -> None:
         reason = "StepDivergence" if isinstance(error, StepDivergence) else type(error).__name__
         say(RankFailed(rank, reason, str(error)))
         traceback.print_exc()
+        _linger(sock)
         raise SystemExit(1) from error
+
+
+def _linger(sock: socket.socket) -> None:
+    """Until the leader is gone, LINGER_S at most: it may be writing the next step, and if nobody were there, its end
+    would be closed before it has read our last words."""
+    until = time.monotonic() + LINGER_S
+    with contextlib.suppress(OSError):  # a time-out is one
+        while (left := until - time.monotonic()) > 0:
+            sock.settimeout(left)
+            if not sock.recv(1 << 16):
+                return
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -9,9 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sluice_engine.model.checkpoint import no_progress
 from sluice_engine.model.config import ModelConfig, load_model_config
@@ -19,7 +17,7 @@ from sluice_engine.model.forward import Model
 from sluice_engine.model.plan import Run
 from sluice_engine.model.weights import ModelWeights, load_weights
 from sluice_engine.pool import RecordPool
-from sluice_engine.sampling import BadLogits, Choice, Logits, TokenMask, choose_tokens, token_logprobs
+from sluice_engine.sampling import BadLogits, Choice, Logits, Occurrences, TokenMask, choose_tokens, token_logprobs
 from sluice_engine.step import Batch, RowBinding, RowWork, SampledRow, StepDivergence
 from sluice_engine.views import BatchRecords, Gate, Mirror, PoolViews, no_wait
 from sluice_protocol.sampling import Sampling
@@ -32,7 +30,7 @@ class _Row:
     pages: list[int]
     sampling: Sampling
     last_token: int
-    counts: NDArray[np.int32] | None
+    occurred: Occurrences | None
     mask: Callable[[], TokenMask] | None = field(default=None)
     failed: str = ""  # until it is bound again
 
@@ -71,11 +69,12 @@ class ModelRunner:
         self._rows: dict[int, _Row] = {}
 
     def bind(self, binding: RowBinding) -> None:
-        counts = None
+        occurred = None
         if binding.sampling.needs_history:
-            history = np.asarray(binding.history, dtype=np.int64)
-            counts = np.bincount(history, minlength=self._vocab).astype(np.int32)
-        self._rows[binding.row] = _Row(binding.state, list(binding.pages), binding.sampling, binding.last_token, counts)
+            occurred = Occurrences.of(binding.history, binding.prompt_tokens, self._vocab)
+        self._rows[binding.row] = _Row(
+            binding.state, list(binding.pages), binding.sampling, binding.last_token, occurred
+        )
 
     def append_pages(self, row: int, pages: tuple[int, ...]) -> None:
         self._row(row).pages.extend(pages)
@@ -103,7 +102,7 @@ class ModelRunner:
 
     def _sample(self, logits: Logits, sampling: list[tuple[RowWork, _Row]]) -> tuple[SampledRow, ...]:
         choices = [
-            Choice(row.sampling, work.start + work.q_len, row.counts, row.mask() if row.mask else None)
+            Choice(row.sampling, work.start + work.q_len, row.occurred, row.mask() if row.mask else None)
             for work, row in sampling
         ]
         sampled = []
@@ -115,8 +114,8 @@ class ModelRunner:
                 sampled.append(SampledRow(work.row, (), failed=row.failed))
                 continue
             row.last_token = token
-            if row.counts is not None:
-                row.counts[token] += 1
+            if row.occurred is not None:
+                row.occurred.add(token)
             top = row.sampling.top_logprobs
             logprobs = () if top is None else (token_logprobs(logits[n], token, top),)
             sampled.append(SampledRow(work.row, (token,), logprobs))

@@ -1,9 +1,10 @@
 """How a row's logits become a token: a pure function of logits, sampling, tokens so far and position of that row alone.
 
 Order: token mask, logit bias, repetition penalty, presence and frequency penalties, temperature, top-k, top-p, min-p.
-Penalties look at all tokens so far, prompt included. The draw is one uniform number from hash(seed, choice, position),
-laid over the kept tokens in order of id. Ties go to the lower id everywhere. Log-probabilities are those of the model:
-before mask, bias, penalties and temperature.
+The repetition penalty looks at all tokens so far, prompt included; presence and frequency penalties, as OpenAI has
+them, at those that were chosen. The draw is one uniform number from hash(seed, choice, position), laid over the kept
+tokens in order of id. Ties go to the lower id everywhere. Log-probabilities are those of the model: before mask, bias,
+penalties and temperature.
 """
 
 from __future__ import annotations
@@ -31,12 +32,31 @@ class BadLogits(ArithmeticError):
 
 
 @dataclass(frozen=True, slots=True)
+class Occurrences:
+    """How often each token occurred, int32 [vocabulary]: `seen` in prompt and output, `chosen` in the output."""
+
+    seen: NDArray[np.int32]
+    chosen: NDArray[np.int32]
+
+    @staticmethod
+    def of(history: Sequence[int], prompt_tokens: int, vocab_size: int) -> Occurrences:
+        """The first `prompt_tokens` of `history` are the prompt."""
+        tokens = np.asarray(history, dtype=np.int64)
+        seen, chosen = (np.bincount(part, minlength=vocab_size) for part in (tokens, tokens[prompt_tokens:]))
+        return Occurrences(seen.astype(np.int32), chosen.astype(np.int32))
+
+    def add(self, token: int) -> None:
+        self.seen[token] += 1
+        self.chosen[token] += 1
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
-    """What one row needs for one token. `counts` [vocabulary]: how often each token occurred; None if not needed."""
+    """What one row needs for one token. `occurred` is None if no penalty needs it."""
 
     sampling: Sampling
     position: int
-    counts: NDArray[np.int32] | None = None
+    occurred: Occurrences | None = None
     mask: TokenMask | None = None
 
     @property
@@ -108,11 +128,11 @@ def _adjust(logits: Floats, choice: Choice) -> Floats:
         logits[~choice.mask] = -np.inf
     for token, bias in s.logit_bias:
         logits[token] += bias
-    if choice.counts is not None and s.needs_history:
-        seen = np.flatnonzero(choice.counts)
+    if choice.occurred is not None and s.needs_history:
+        seen, chosen = np.flatnonzero(choice.occurred.seen), np.flatnonzero(choice.occurred.chosen)
         values = logits[seen]
-        values = np.where(values > 0, values / s.repetition_penalty, values * s.repetition_penalty)
-        logits[seen] = values - s.presence_penalty - s.frequency_penalty * choice.counts[seen]
+        logits[seen] = np.where(values > 0, values / s.repetition_penalty, values * s.repetition_penalty)
+        logits[chosen] -= s.presence_penalty + s.frequency_penalty * choice.occurred.chosen[chosen]
     return logits
 
 

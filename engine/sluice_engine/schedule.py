@@ -225,10 +225,11 @@ class _Planner(StepBuilder):
     def _bind(self, sequence: Sequence, position: int, last_token: int) -> None:
         assert sequence.state is not None
         sequence.row = self.state.free_rows.pop()
-        history = tuple(sequence.tokens) if sequence.sampling.needs_history else ()
+        sampling, spec = sequence.sampling, sequence.spec
+        history, prompt = (tuple(sequence.tokens), len(spec.prompt)) if sampling.needs_history else ((), 0)
         pages = tuple(ref.record for ref in sequence.pages)
         self.bound.append(
-            RowBinding(sequence.row, sequence.state.record, pages, position, sequence.sampling, history, last_token)
+            RowBinding(sequence.row, sequence.state.record, pages, position, sampling, history, last_token, prompt)
         )
 
     # -- work --------------------------------------------------------------------------------------------------------

@@ -43,8 +43,9 @@ class RecordRef(Plain, frozen=True, array_like=True):
 class RowBinding(Plain, frozen=True, array_like=True):
     """Row `row` now runs a sequence whose first `position` tokens are in `state` and `pages` already.
 
-    `history` are all tokens so far, given only when sampling needs them (`Sampling.needs_history`). `last_token` is
-    the token to feed when a `RowWork` has none: the last one of a sequence that comes from elsewhere; else -1.
+    `history` are all tokens so far, given only when sampling needs them (`Sampling.needs_history`), the first
+    `prompt_tokens` of them the prompt. `last_token` is the token to feed when a `RowWork` has none: the last one of a
+    sequence that comes from elsewhere; else -1.
     """
 
     row: int
@@ -54,6 +55,7 @@ class RowBinding(Plain, frozen=True, array_like=True):
     sampling: Sampling
     history: tuple[int, ...] = ()
     last_token: int = -1
+    prompt_tokens: int = 0
 
 
 class PageAppend(Plain, frozen=True, array_like=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 
 from sluice_engine import wire
 from sluice_engine.pool import create_memory
-from sluice_engine.rank import RankHello, RankReady, decode_rank_message
+from sluice_engine.rank import RankFailed, RankHello, RankReady, decode_rank_message
 from sluice_engine.spec import EngineSpec, ScriptedSpec, resolve
 from sluice_protocol.generate import Role
 
@@ -227,3 +228,16 @@ def test_the_end_of_the_asker_is_the_end_of_its_rank(zygote):
     rank.asker.close()
     assert rank.link.recv(1) == b""
     rank.close()
+
+
+def test_last_words_are_heard_by_a_leader_that_goes_on_writing(zygote: Zygote) -> None:
+    """In overlap there is always a next step: written to a socket that nobody has, it would close the leader's end
+    before the words that wait there are read, and the rank would be told as dead without a reason."""
+    rank = Rank(zygote)
+    rank.link.sendall(wire.pack(b"no step record"))
+    assert select.select([rank.link], [], [], PATIENCE_S)[0]
+    for _ in range(25):
+        rank.link.sendall(wire.pack(b"another"))
+        time.sleep(0.02)
+    assert isinstance(rank._hear(), RankFailed)
+    assert rank.end() == 1

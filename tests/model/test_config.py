@@ -108,6 +108,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"layer_types": ["sliding_attention"]}, "layer_types"),
     ({"mlp_layer_types": ["dense"] * 43}, "mlp_layer_types"),
     ({"compress_ratios": [0, 8]}, "compress_ratios"),
+    ({"compress_ratios": [0, [4]]}, "compress_ratios"),
     ({"compress_rates": {"sliding_attention": 4}}, "compress_rates"),
     ({"compress_rates": 4}, "compress_rates"),
     ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_parameters.rope_type"),
@@ -123,6 +124,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quantization_config": {"quant_method": "awq"}}, "quantization_config.quant_method"),
     ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [0, 1]}}, "weight_block_size"),
     ({"eos_token_id": "</s>"}, "eos_token_id"),
+    ({"rms_norm_eps": float("inf")}, "rms_norm_eps"),
+    ({"hc_eps": float("nan")}, "hc_eps"),
+    ({"rope_parameters": {"main": 3, "compress": {}}}, "rope_parameters.main"),
+    ({"rope_parameters": {"main": {"partial_rotary_factor": 0.25}, "compress": {}}}, "main.partial_rotary_factor"),
+    ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary"),
+    ({"rope_parameters": {"main": {}, "compress": {"long_factor": [1.0]}}}, "rope_parameters.compress.long_factor"),
+    ({"rope_scaling": {"type": "yarn", "low_freq_factor": 2}}, "rope_parameters.low_freq_factor"),
 ]
 
 

@@ -65,6 +65,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 8},
     },
     "one stream pair, plain rope": {"seed": 3, "hc_mult": 2, "hc_sinkhorn_iters": 3, "rope_parameters": None},
+    "three streams": {"seed": 10, "hc_mult": 3, "hc_sinkhorn_iters": 5},
     "topk 1": {"seed": 4, "index_topk": 1},
     "topk beyond a block": {"seed": 5, "index_topk": 70},
     "20 experts, grouped": {"seed": 6, "n_routed_experts": 20, "num_experts_per_tok": 3},

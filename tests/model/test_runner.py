@@ -35,9 +35,17 @@ class Driver:
         )
         self.pages: dict[int, int] = {}
 
-    def bind(self, row: int, tokens: Sequence[int], sampling: Sampling | None = None) -> None:
+    def bind(
+        self, row: int, tokens: Sequence[int], sampling: Sampling | None = None, *, outputs: Sequence[int] = ()
+    ) -> None:
         binding = RowBinding(
-            row, self.world.take(RecordKind.STATE), (), 0, sampling or Sampling(), history=tuple(tokens)
+            row,
+            self.world.take(RecordKind.STATE),
+            (),
+            0,
+            sampling or Sampling(),
+            history=(*tokens, *outputs),
+            prompt_tokens=len(tokens),
         )
         self.runner.bind(binding)
         self.pages[row] = 0
@@ -117,7 +125,7 @@ def test_a_retry_over_prompt_and_output_continues_the_same_stream(tiny: Any) -> 
     driver = Driver(tiny)
     driver.bind(0, prompt, sampling)
     whole = driver.generate({0: prompt}, 12, chunk=16)[0]
-    driver.bind(1, prompt + whole[:5], sampling)
+    driver.bind(1, prompt, sampling, outputs=whole[:5])
     assert driver.generate({1: prompt + whole[:5]}, 7, chunk=16)[1] == whole[5:]
 
 

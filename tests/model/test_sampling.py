@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice_engine.sampling import BadLogits, Choice, choose_tokens, token_logprobs, uniform
+from sluice_engine.sampling import BadLogits, Choice, Occurrences, choose_tokens, token_logprobs, uniform
 from sluice_engine.sampling_checks import fault_of
 from sluice_protocol.sampling import BIAS, BOUNDS, Sampling
 
@@ -21,6 +21,10 @@ def logits_of(seed: int, rows: int = 1) -> np.ndarray:
 def draw(logits: np.ndarray, count: int, **sampling: object) -> list[int]:
     s = Sampling(**{"temperature": 1.0, **sampling})  # type: ignore[arg-type]
     return [choose_tokens(logits, [Choice(s, position)])[0] for position in range(count)]
+
+
+def occurrences(rng: np.random.Generator) -> Occurrences:
+    return Occurrences.of(rng.integers(0, VOCAB, 80).tolist(), int(rng.integers(0, 80)), VOCAB)
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -76,7 +80,7 @@ def test_the_batch_does_not_matter(seed: int, rows: int) -> None:
                 seed=int(rng.integers(1 << 40)),
             ),
             int(rng.integers(1000)),
-            rng.integers(0, 3, VOCAB).astype(np.int32),
+            occurrences(rng),
         )
         for _ in range(rows)
     ]
@@ -116,11 +120,10 @@ def test_bias_and_mask_change_what_can_be_chosen() -> None:
 def test_penalties_count_tokens() -> None:
     logits = np.zeros((1, VOCAB), dtype=np.float32)
     logits[0, :4] = [3.0, 2.9, -1.0, 2.0]
-    counts = np.zeros(VOCAB, dtype=np.int32)
-    counts[0], counts[1] = 1, 3
+    occurred = Occurrences.of([0, 1, 1, 1], 0, VOCAB)
 
     def greedy(**s: float) -> int:
-        return choose_tokens(logits, [Choice(Sampling(**s), 0, counts)])[0]  # type: ignore[arg-type]
+        return choose_tokens(logits, [Choice(Sampling(**s), 0, occurred)])[0]  # type: ignore[arg-type]
 
     assert greedy() == 0
     assert greedy(presence_penalty=0.5) == 0  # both alike
@@ -132,6 +135,25 @@ def test_penalties_count_tokens() -> None:
     assert greedy(repetition_penalty=2.0) != 0  # negative logits are multiplied
     logits[0, :2] = [1.0, 1.1]
     assert greedy(frequency_penalty=0.1) == 0
+
+
+def test_presence_and_frequency_count_the_output_alone() -> None:
+    """Counted over the prompt, the turns before pushed down what ends a turn, and no answer of a conversation ended."""
+    logits = np.zeros((1, VOCAB), dtype=np.float32)
+    logits[0, :2] = [1.5, 1.4]
+
+    def greedy(prompt_tokens: int, **s: float) -> int:
+        occurred = Occurrences.of([0, 0, 0, 1], prompt_tokens, VOCAB)
+        return choose_tokens(logits, [Choice(Sampling(**s), 0, occurred)])[0]  # type: ignore[arg-type]
+
+    for penalty in ("presence_penalty", "frequency_penalty"):
+        assert greedy(3, **{penalty: 2.0}) == 0  # only 1 was chosen
+        assert greedy(0, **{penalty: 2.0}) not in (0, 1)
+    assert greedy(4, repetition_penalty=2.0) == 0  # both alike, in the prompt
+    assert greedy(4, repetition_penalty=1000.0, frequency_penalty=2.0) == 0
+    occurred = Occurrences.of([0], 1, VOCAB)
+    occurred.add(0)
+    assert choose_tokens(logits, [Choice(Sampling(presence_penalty=0.2), 0, occurred)]) == (1,)
 
 
 def test_logprobs_are_the_models_own_and_best_first() -> None:
@@ -177,6 +199,6 @@ def test_any_sampling_that_an_engine_takes_chooses_a_token(seed: int) -> None:
     s = Sampling(**corners, top_k=int(rng.choice([0, 1, 2**31 - 1])), logit_bias=bias, seed=seed)  # type: ignore[arg-type]
     assert fault_of(s, VOCAB) is None
     logits = (logits_of(seed) * float(rng.choice([0.0, 1.0, 1e37]))).astype(np.float32)
-    (token,) = choose_tokens(logits, [Choice(s, 3, rng.integers(0, 3, VOCAB).astype(np.int32))])
+    (token,) = choose_tokens(logits, [Choice(s, 3, occurrences(rng))])
     assert isinstance(token, int)
     assert 0 <= token < VOCAB

@@ -194,6 +194,22 @@ def dequantised_by_hand(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tens
     return out * s.repeat_interleave(32, 1)
 
 
+def test_a_table_of_small_integers_is_a_table(tiny: Any, tmp_path: Path) -> None:
+    tensors = official(module_state(tiny))
+    tables = [name for name in tensors if name.endswith("tid2eid")]
+    assert tables
+    for name in tables:
+        tensors[name] = tensors[name].to(torch.int32)
+    write(tmp_path, tiny, tensors)
+    assert torch.equal(logits(tiny, tmp_path), reference(tiny))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint16, torch.bool])
+def test_scales_of_another_kind_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(BadWeights, match="scale of w: is torch"):
+        from_blocks("w", torch.zeros(4, 4).to(torch.float8_e4m3fn), torch.ones(1, 1).to(dtype), (16, 16))
+
+
 def test_block_edges_may_be_short() -> None:
     weight = torch.randn(37, 21, generator=torch.Generator().manual_seed(0))
     packed, scale = quantise_fp8(weight, 16, ue8m0=False)
@@ -213,6 +229,14 @@ def put(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Any:
     return lambda tensors: tensors.update({name: torch.zeros(shape).to(dtype)})
 
 
+def at(name: str, place: tuple[int, ...], value: int) -> Any:
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = tensors[name].clone()
+        tensors[name][place] = value
+
+    return spoil
+
+
 DEFECTS = [
     (gone("layers.2.attn.wkv.weight"), r"model\.layers\.2\.self_attn\.kv_proj\.weight of shape \[32, 64\] is missing"),
     (gone("layers.3.ffn.experts.7.w3.weight"), r"experts\.7\.w3\.weight is missing"),
@@ -222,6 +246,18 @@ DEFECTS = [
     (put("layers.0.ffn.experts.1.w2.weight", 64, 31), r"experts\.1\.w2\.weight: has shape \[64, 31\].*\[64, 32\]"),
     (put("model.layers.0.attn_norm.weight", 64), "is there twice"),
     (put("head.weight", 320, 64, dtype=torch.float8_e4m3fn), "has no scale"),
+    (put("head.weight", 320, 64, dtype=torch.int8), "has no scale"),
+    (put("head.weight", 320, 64, dtype=torch.uint16), r"lm_head\.weight: is U16; weights are"),
+    (put("head.weight", 320, 64, dtype=torch.int64), r"lm_head\.weight: is I64"),
+    (put("norm.weight", 64, dtype=torch.bool), r"norm\.weight: is BOOL"),
+    (
+        put("layers.0.ffn.experts.1.w2.weight", 64, 32, dtype=torch.complex64),
+        r"experts\.1\.w2\.weight: is C64",
+    ),
+    (put("layers.1.ffn.gate.tid2eid", 320, 2), r"gate\.tid2eid: is F32; ids are integers"),
+    (put("layers.1.ffn.gate.tid2eid", 320, 3, dtype=torch.int64), r"gate\.tid2eid: has shape \[320, 3\]"),
+    (at("layers.1.ffn.gate.tid2eid", (7, 1), 8), r"gate\.tid2eid: entry \[7, 1\] is 8; ids are 0 to 7"),
+    (at("layers.0.ffn.gate.tid2eid", (319, 0), -1), r"gate\.tid2eid: entry \[319, 0\] is -1"),
 ]
 
 
@@ -230,8 +266,10 @@ def test_defects_name_the_tensor_and_both_shapes(tiny: Any, tmp_path: Path, spoi
     tensors = official(module_state(tiny))
     spoil(tensors)
     directory = write(tmp_path, tiny, tensors)
+    read: list[int] = []
     with pytest.raises(BadWeights, match=message):
-        load_weights(directory, load_model_config(directory))
+        load_weights(directory, load_model_config(directory), lambda loaded, total: read.append(loaded))
+    assert not read or "entry" in message  # headers told it, before gigabytes were read
 
 
 def test_directories_without_weights_are_refused(tiny: Any, tmp_path: Path) -> None:
@@ -239,6 +277,9 @@ def test_directories_without_weights_are_refused(tiny: Any, tmp_path: Path) -> N
         load_weights(tmp_path, tiny.config)
     (tmp_path / "model.safetensors").write_bytes(b"not a checkpoint")
     with pytest.raises(BadWeights, match="no readable safetensors"):
+        load_weights(tmp_path, tiny.config)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": 5}}')
+    with pytest.raises(BadWeights, match="no index"):
         load_weights(tmp_path, tiny.config)
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(BadWeights, match="no index"):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice_engine.model.errors import UnsupportedConfig
-from sluice_engine.model.fields import Fields, check_fields
+from sluice_engine.model.fields import ROPE, Fields, check_fields
 from sluice_records import CacheGeometry, GeometryError, LayerKind
 
 _BY_RATIO = {0: LayerKind.SLIDING, 4: LayerKind.CSA, 128: LayerKind.HCA}
@@ -127,7 +127,7 @@ def parse_model_config(raw: Mapping[str, Any]) -> ModelConfig:
     head_dim = f.size("head_dim", 512)
     rope_dim = _rope_dim(f, head_dim)
     layers, rates = _layers(f)
-    main, compress = _ropes(f)
+    main, compress = _ropes(f, head_dim, rope_dim)
     config = ModelConfig(
         vocab_size=f.size("vocab_size", 129280),
         hidden_size=f.size("hidden_size", 4096),
@@ -218,7 +218,7 @@ def _layers(f: Fields) -> tuple[tuple[LayerKind, ...], dict[LayerKind, int]]:
 
 
 def _from_ratios(ratios: object) -> list[LayerKind]:
-    if not isinstance(ratios, list) or any(r not in _BY_RATIO for r in ratios):
+    if not isinstance(ratios, list) or any(not isinstance(r, int) or r not in _BY_RATIO for r in ratios):
         raise UnsupportedConfig(
             "compress_ratios", f"is {ratios!r}", "entries are 0, 4 or 128; give others through compress_rates"
         )
@@ -238,14 +238,27 @@ def _mlps(f: Fields) -> tuple[MlpKind, ...]:
     return tuple(kinds[:count])
 
 
-def _ropes(f: Fields) -> tuple[Rope, Rope]:
+def _ropes(f: Fields, head_dim: int, rope_dim: int) -> tuple[Rope, Rope]:
     given = {**f.mapping("rope_scaling"), **f.mapping("rope_parameters")}
+    for within, part in (("", given), *((f"{k}.", v) for k, v in given.items() if k in ("main", "compress"))):
+        _check_rope(f"rope_parameters.{within}", part, head_dim, rope_dim)
     theta, compress_theta = f.number("rope_theta", 1e4), f.number("compress_rope_theta", 1.6e5)
     if isinstance(given.get("main"), Mapping) and isinstance(given.get("compress"), Mapping):
         main = _rope(given["main"], theta, attention_factor=0.0)
         return main, _rope(given["compress"], compress_theta, attention_factor=0.0)
     flat = {k: v for k, v in given.items() if k not in ("main", "compress", "rope_theta")}
     return Rope(theta), _rope(flat, compress_theta, attention_factor=1.0)
+
+
+def _check_rope(within: str, given: object, head_dim: int, rope_dim: int) -> None:
+    if not isinstance(given, Mapping):
+        raise UnsupportedConfig(within.removesuffix("."), f"is {given!r}", "give an object")
+    for name in given.keys() - ROPE - {"main", "compress"}:
+        raise UnsupportedConfig(within + name, "is unknown here, so it cannot be honoured", "remove it")
+    factor = Fields(given, within).optional_number("partial_rotary_factor")
+    if factor is not None and int(head_dim * factor) != rope_dim:
+        problem = f"gives {int(head_dim * factor)} rotary dims, partial_rotary_factor outside gives {rope_dim}"
+        raise UnsupportedConfig(within + "partial_rotary_factor", problem, "give both the same")
 
 
 def _rope(given: Mapping[str, Any], theta: float, attention_factor: float) -> Rope:

@@ -16,7 +16,7 @@ def from_blocks(name: str, weight: Tensor, scale: Tensor, block: tuple[int, int]
     wanted = (*weight.shape[:-2], -(-weight.shape[-2] // rows), -(-weight.shape[-1] // columns))
     if tuple(scale.shape) != wanted:
         raise BadWeights(f"scale of {name}: has shape {list(scale.shape)}, blocks of {list(block)} ask for {wanted}")
-    spread = _scales(scale).repeat_interleave(rows, dim=-2)[..., : weight.shape[-2], :]
+    spread = _scales(name, scale).repeat_interleave(rows, dim=-2)[..., : weight.shape[-2], :]
     return weight.float() * spread.repeat_interleave(columns, dim=-1)[..., : weight.shape[-1]]
 
 
@@ -28,11 +28,13 @@ def from_fp4(name: str, packed: Tensor, scale: Tensor) -> Tensor:
     codes = packed.view(torch.uint8)
     table = torch.tensor(_E2M1 + tuple(-value for value in _E2M1))
     values = table[torch.stack([codes & 0xF, codes >> 4], dim=-1).flatten(-2).int()]
-    return values * _scales(scale).repeat_interleave(columns // scale.shape[-1], dim=-1)
+    return values * _scales(name, scale).repeat_interleave(columns // scale.shape[-1], dim=-1)
 
 
-def _scales(scale: Tensor) -> Tensor:
+def _scales(name: str, scale: Tensor) -> Tensor:
     """ue8m0 (as float8_e8m0fnu, or plain bytes) or floats, as float32."""
     if scale.dtype is torch.uint8:
         scale = scale.view(torch.float8_e8m0fnu)
+    if scale.dtype not in (torch.float8_e8m0fnu, torch.float32, torch.float16, torch.bfloat16):
+        raise BadWeights(f"scale of {name}: is {scale.dtype}; scales are ue8m0, float32, float16 or bfloat16")
     return scale.float()

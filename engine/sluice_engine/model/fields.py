@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -44,6 +45,12 @@ IGNORED = frozenset(
     chunk_size_feed_forward is_encoder_decoder unsloth_version""".split()  # noqa: SIM905
 )
 
+# Of rope_parameters, and of its parts `main` and `compress`. DeepSeek-V4 multiplies by no mscale.
+ROPE = frozenset(
+    """rope_type type rope_theta factor original_max_position_embeddings beta_fast beta_slow attention_factor truncate
+    partial_rotary_factor mscale mscale_all_dim""".split()  # noqa: SIM905
+)
+
 
 def check_fields(raw: Mapping[str, Any]) -> None:
     """Every field is read, has the one value that we implement, or is documented as irrelevant to serving."""
@@ -80,8 +87,8 @@ class Fields:
         value = self.raw.get(name)
         if value is None:
             value = default
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-            raise self._bad(name, value, "give a positive number")
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise self._bad(name, value, "give a positive, finite number")
         return float(value)
 
     def optional_number(self, name: str) -> float | None:

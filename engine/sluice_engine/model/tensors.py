@@ -40,6 +40,7 @@ class TensorSpec:
     shape: tuple[int, ...]
     part: Part
     stored: Stored = Stored.MODEL
+    below: int = 0  # of INTEGER ones: ids are less
 
     @property
     def parameters(self) -> int:
@@ -109,7 +110,7 @@ def _mlp(prefix: str, config: ModelConfig, kind: MlpKind) -> Iterator[TensorSpec
     yield TensorSpec(prefix + "gate.weight", (experts, d), Part.ROUTER)
     if kind is MlpKind.HASH:
         shape = (config.vocab_size, config.experts_per_token)
-        yield TensorSpec(prefix + "gate.tid2eid", shape, Part.ROUTER, Stored.INTEGER)
+        yield TensorSpec(prefix + "gate.tid2eid", shape, Part.ROUTER, Stored.INTEGER, below=experts)
     else:
         yield TensorSpec(prefix + "gate.e_score_correction_bias", (experts,), Part.ROUTER, Stored.FLOAT)
     yield TensorSpec(prefix + "experts.gate_up_proj", (experts, 2 * width, d), Part.EXPERTS, Stored.EXPERT)
