@@ -91,6 +91,32 @@ async def test_a_stop_string_ends_the_work_on_the_engine(start: Any) -> None:
     assert whole["usage"]["completion_tokens"] <= 10
 
 
+async def test_what_no_engine_has_told_is_not_in_the_usage(start: Any) -> None:
+    """After a stop string nobody tells how many tokens of the prompt were cached: that was given as 0."""
+    stack = await start(model("Hello world"))
+    whole, _ = await both(stack, stop="wor")
+    assert whole["usage"]["completion_tokens"] == 9
+    assert "prompt_tokens_details" not in whole["usage"]
+    parts = chunks(await stack.chat(stop="wor", max_tokens=60, stream=True, stream_options={"include_usage": True}))
+    assert "prompt_tokens_details" not in parts[-1]["usage"]
+    whole, _ = await both(stack, stop="nope")
+    assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+
+
+async def test_one_choice_that_was_told_is_enough_and_a_prompt_without_one_is_not(start: Any) -> None:
+    """`stop` meets the answers to the prompt that ends with b; of the choices of a prompt any can tell."""
+
+    def say(prompt: Any, position: int) -> int:
+        return ord("x") if prompt[-1] == ord("b") and position == 2 else ord("o")
+
+    stack = await start({"u": MemoryEngine(Role.UNIFIED, say)})
+    mixed = (await stack.complete(prompt=["a", "b"], stop="x")).json()
+    assert [choice["finish_reason"] for choice in mixed["choices"]] == ["length", "stop"]
+    assert "prompt_tokens_details" not in mixed["usage"]
+    told = (await stack.complete(prompt=["a", "aa"], stop="x", n=2)).json()
+    assert told["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
+
+
 async def test_held_back_text_comes_when_the_answer_ends_without_the_stop_string(start: Any) -> None:
     stack = await start(model("one STO"))
     whole, _ = await both(stack, stop="STOP")

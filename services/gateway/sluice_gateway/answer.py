@@ -35,11 +35,11 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a finished choice cost and how it came."""
+    """What a finished choice cost and how it came. `cached_tokens` None: no engine has told."""
 
     completion_tokens: int
     reasoning_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None
     tries: int
     route: Route
 
@@ -159,5 +159,5 @@ class Choice:
             route = replace(route, decode_pid=decode.hello.pid)
         if not route.prefill_pid and prefill is not None and prefill.hello is not None:
             route = replace(route, prefill_pid=prefill.hello.pid)
-        cached = 0 if ended is None else min(ended.cached_tokens, len(self._ask.prompt_ids))
+        cached = None if ended is None else min(ended.cached_tokens, len(self._ask.prompt_ids))
         return Outcome(len(self._track.output_ids), self._track.reasoning_tokens, cached, self._tries, route)
