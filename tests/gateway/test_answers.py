@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
 
-from sluice_gateway.memory import MemoryEngine
+from sluice_gateway.memory import Fault, MemoryEngine
 from sluice_protocol.generate import Role
 
 EOS = 257
@@ -257,6 +258,25 @@ async def test_a_very_long_prompt_is_served(start: Any) -> None:
     stack = await start(model("Hi", max_context_tokens=1 << 20, block_keys=(b"k" * 16,)))
     response = await stack.chat(messages=[{"role": "user", "content": "word " * 100_000}])
     assert response.json()["usage"]["prompt_tokens"] == 500_004
+
+
+async def test_its_keys_are_made_beside_the_event_loop_for_every_try(start: Any) -> None:
+    """Those of a retry stood in everybody's way."""
+    both = [model("Hello", max_context_tokens=1 << 20, block_keys=(b"k" * 16,))["u"] for _ in range(2)]
+    for engine in both:
+        engine.faults += [Fault("preempt", 1)]
+    stack = await start({"u": both[0], "v": both[1]})
+    made: list[bool] = []
+
+    def keys(_fingerprint: Any, tokens: tuple[int, ...], _page: int) -> tuple[bytes, ...]:
+        made.append(threading.current_thread() is threading.main_thread())
+        return (b"%d" % len(tokens),)
+
+    stack.gateway.dispatcher._block_keys = keys
+    answer = (await stack.complete(prompt="x" * 20_000, max_tokens=50)).json()
+    assert answer["choices"][0]["text"] == "Hello"
+    assert len(made) >= 2
+    assert not any(made)
 
 
 async def test_models_are_listed_and_found(start: Any) -> None:

@@ -117,7 +117,9 @@ class Choice:
                 self._faults = self._faults.with_fault(culprit)
                 blamed = frozenset(placement.pair.addresses if culprit is None else [culprit.address])
             self._spent = step.spent
-            ticket = self._dispatcher.enter_again(self._waiting_again(ticket, placement, step.delay_s, blamed))
+            waiting = self._waiting_again(ticket, placement, step.delay_s, blamed)
+            await self._dispatcher.prepare(waiting.wanted)
+            ticket = self._dispatcher.enter_again(waiting)
 
     async def _try(self, placement: Placement) -> TryResult:
         ask = self._ask
