@@ -110,6 +110,10 @@ ODD: dict[str, tuple[Change, str]] = {
     ),
     "a sequence of no decoders": (put(decoder={"type": "Sequence", "decoders": []}), 'decoder has no "ByteLevel"'),
     "nothing makes bytes": (put(pre_tokenizer=None), 'pre_tokenizer has no "ByteLevel" in it'),
+    "bytes of bytes": (
+        put(normalizer=BYTE_LEVEL),
+        'pre_tokenizer.pretokenizers[1] is "ByteLevel" behind normalizer, which has made bytes already',
+    ),
     "no model": (put(model=None), "model is null, not an object"),
     "a model of no known type": (within("model", type="Foo"), 'model.type is "Foo"'),
     "a model of another type": (within("model", type="Unigram"), 'model.type is "Unigram", and only "BPE"'),

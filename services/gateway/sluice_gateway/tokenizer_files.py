@@ -158,11 +158,14 @@ def _decoder(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _encoder(document: dict[str, Any]) -> Iterator[str]:
-    """Without it, text would not become bytes, and most of it would be lost."""
+    """Without it text would not become bytes, and most of it would be lost; twice, and it would be other bytes."""
     before = _parts("pre_tokenizer", document.get("pre_tokenizer"), "pretokenizers")
     first = _parts("normalizer", document.get("normalizer"), "normalizers")
-    if all(kind != "ByteLevel" for _, kind in (*before, *first)):
+    mapping = [field for field, kind in (*first, *before) if kind == "ByteLevel"]
+    if not mapping:
         yield f'pre_tokenizer has no "ByteLevel" in it, and nothing else is supported; {COPY}'
+    if len(mapping) > 1:
+        yield f'{mapping[1]} is "ByteLevel" behind {mapping[0]}, which has made bytes already; {COPY}'
 
 
 def _model(document: dict[str, Any]) -> Iterator[str]:
