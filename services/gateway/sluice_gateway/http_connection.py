@@ -10,6 +10,7 @@ import termios
 from functools import partial
 from typing import Any
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sluice_gateway.connections import (
@@ -95,7 +96,8 @@ class StreamingProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if not self._head.runs or self.transport.is_closing():
             return
         self._head_bytes += len(data)
@@ -107,9 +109,26 @@ class StreamingProtocol(HttpToolsProtocol):
                 self.transport.write(HEAD_TOO_LARGE)
                 self.transport.close()
 
-    def send_400_response(self, msg: str) -> None:
-        """Where the parser gives up. Nothing that comes later on this connection can be understood."""
-        self._refuse(not_http("check its first line, its headers, and the lengths or chunks of its body."))
+    def _parse(self, data: bytes) -> None:
+        """Once the parser gives up, nothing that comes later on this connection can be understood."""
+        try:
+            self.parser.feed_data(data)
+        except HttpParserUpgrade as offer:
+            self._pass_over(data[offer.args[0] :])
+        except HttpParserError:
+            self._refuse(not_http("check its first line, its headers, and the lengths or chunks of its body."))
+
+    def _pass_over(self, rest: bytes) -> None:
+        """Another protocol was offered. The parser takes the offer, and the body for that protocol's: a new one reads
+        the request as if it had made none."""
+        head = head_without_offer(self.parser, self.url, self.headers)
+        self.parser = HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as the one before
+        self._parse(head + rest)
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def _refuse(self, error: ApiError) -> None:
         """What was asked before has its answer first; a request whose own body breaks off has this one."""
@@ -192,8 +211,12 @@ class StreamingProtocol(HttpToolsProtocol):
             self._refuse(not_http(f"its version is {version}; use 1.1."))
         elif version == "1.1" and hosts != 1:
             self._refuse(not_http(f"it has {hosts} headers Host; send one."))
+        elif self.parser.get_method() == b"CONNECT":
+            self._refuse(not_http("CONNECT is for proxies."))
         if self._refusal is not None:
             raise NotHttp  # the parser stops, and calls no more
+        if self.parser.should_upgrade():
+            return  # it comes again
         self._head.end()
         self._head_bytes = 0
         self._idle.end(self)
@@ -209,6 +232,17 @@ class StreamingProtocol(HttpToolsProtocol):
                 self.cycle.send = BareSend(self.cycle, self.cycle.send)  # type: ignore[method-assign, assignment, arg-type]
         if self.pipeline:
             self._looking.begin()
+
+
+def head_without_offer(parser: HttpRequestParser, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """Of the request that `parser` has just read."""
+    lines = [b"%b %b HTTP/%b" % (parser.get_method(), url, parser.get_http_version().encode())]
+    for name, value in headers:
+        if name == b"connection":
+            value = b", ".join(token for token in value.split(b",") if token.strip().lower() != b"upgrade")
+        if name != b"upgrade":
+            lines.append(b"%b: %b" % (name, value))
+    return b"\r\n".join((*lines, b"", b""))
 
 
 def refusing(error: ApiError) -> Any:
