@@ -1,4 +1,4 @@
-"""Java's HTTP client and `curl --http2` offer HTTP/2 with each request: the offer is passed over, the request is not."""
+"""Java's HTTP client and `curl --http2` offer HTTP/2 with each request: the offer is passed over, not the request."""
 
 from __future__ import annotations
 
