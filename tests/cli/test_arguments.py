@@ -66,6 +66,25 @@ def test_a_field_that_is_not_supported_is_named(capsys, model):
     assert "config field hidden_act" in refused(capsys, "--model", str(model))
 
 
+@pytest.mark.parametrize(
+    ("file", "written", "words"),
+    [
+        ("tokenizer.json", b"[]", "not a JSON object; copy the tokenizer.json"),
+        ("tokenizer.json", b"\xff", "tokenizer.json: 'utf-8' codec"),
+        ("tokenizer.json", b'{"model": {}}', "decoder is null, not an object; copy the tokenizer.json"),
+        ("generation_config.json", b"[]", "generation_config.json: not a JSON object"),
+        ("generation_config.json", b'{"temperature": 9}', "'temperature': must be at least 0 and at most 2"),
+        ("generation_config.json", b'{"eos_token_id": 640}', "'eos_token_id' has 640"),
+    ],
+)
+def test_what_a_gateway_would_refuse_is_said_before_it_is_started(capsys, model, file, written, words):
+    """The gateway died of it, and `sluice up` said neither file nor field."""
+    (model / file).write_bytes(written)
+    told = refused(capsys, "--model", str(model))
+    assert words in told
+    assert str(model / file) in told
+
+
 def test_a_config_that_is_no_json(capsys, model):
     (model / "config.json").write_text("{")
     assert "config.json" in refused(capsys, "--model", str(model))
@@ -89,6 +108,12 @@ def test_a_config_that_is_no_json(capsys, model):
 )
 def test_an_option_that_cannot_be(capsys, option, value, words):
     assert words in refused(capsys, option, value)
+
+
+def test_keys_that_are_no_text(capsys, tmp_path):
+    (tmp_path / "keys").write_bytes(b"a\xffb\n")
+    told = refused(capsys, "--api-keys-file", str(tmp_path / "keys"))
+    assert f"--api-keys-file {tmp_path / 'keys'}: not UTF-8 text" in told
 
 
 def test_packages_that_are_missing_are_named(capsys, monkeypatch):
@@ -116,16 +141,6 @@ def test_without_a_wish_the_usual_port_or_a_free_one(monkeypatch):
             assert port not in (0, place.USUAL_PORT)
     with place.reserved_port(0) as port:
         assert port == place.USUAL_PORT
-
-
-def test_the_note_is_removed_by_its_writer_only(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    place.write_note("http://127.0.0.1:1", "m")
-    assert place.read_note() == "http://127.0.0.1:1"
-    told = json.loads(place.note_path().read_text())
-    place.note_path().write_text(json.dumps(told | {"pid": 1}))
-    place.remove_note()
-    assert place.note_path().exists()
 
 
 def test_a_long_tmpdir_does_not_break_the_sockets(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sluice_cli import sample
+from sluice_cli import notes, sample
 from sluice_cli.__main__ import main
 from sluice_cli.http import GatewayError, get_models, stream_chat
 
@@ -171,7 +171,7 @@ def test_without_a_gateway_it_says_what_to_do(capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert main(["chat", "hi"]) == 1
     assert "no `sluice up` of yours runs on this machine" in capsys.readouterr().err
-    (tmp_path / "sluice-up.json").write_text(json.dumps({"url": "http://127.0.0.1:1", "pid": os.getpid()}))
+    notes.write_note("http://127.0.0.1:1", "m")
     assert main(["chat", "hi"]) == 1
     assert "Start a gateway with `sluice up`" in capsys.readouterr().err
     assert main(["chat", "--url", "https://example.org", "hi"]) == 1
@@ -195,6 +195,113 @@ def test_the_printed_curl_survives_quotes(gateway):
         ["bash", "-c", line.replace("curl ", "printf '%s\\n' ", 1)], capture_output=True, text=True, check=True
     ).stdout.splitlines()[-1]
     assert [m["content"] for m in json.loads(body)["messages"]] == ["it's", 'say "so"']
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        b'{"prompt": "hello"}',
+        b"{",
+        b"[]",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"messages": []}',
+        b'{"messages": ["hi"]}',
+        b'{"messages": [{"role": "user"}]}',
+        b'{"messages": [{"role": "user", "content": null}]}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"messages": [{"role": "assistant", "content": "hi"}]}',
+    ],
+)
+def test_a_sample_that_is_none_is_said_and_not_asked(written, tmp_path):
+    """It ended what served, after "ready"."""
+    (tmp_path / "sample.json").write_bytes(written)
+    assert sample.question(tmp_path) == (sample.PLAIN, "")
+    assert sample.problem(tmp_path).startswith(f"{tmp_path / 'sample.json'} is not asked: ")
+
+
+def test_without_a_sample_there_is_nothing_to_say(tmp_path):
+    assert (sample.problem(None), sample.problem(tmp_path)) == ("", "")
+    assert sample.question(tmp_path) == (sample.PLAIN, "")
+    (tmp_path / "sample.json").write_text(
+        '{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "ü"}]}'
+    )
+    assert (sample.problem(tmp_path), sample.question(tmp_path)) == ("", ("ü", "s"))
+
+
+NO_TEXT = b"caf\xe9"
+
+
+def chat_with(
+    gateway: Gateway, typed: bytes | None, *argv: str | bytes, **env: str
+) -> subprocess.CompletedProcess[bytes]:
+    """`typed` None: stdin is closed."""
+    return subprocess.run(
+        [sys.executable, "-m", "sluice_cli", "chat", "--url", gateway.url, *argv],
+        input=typed,
+        stdin=subprocess.DEVNULL if typed is None else None,
+        preexec_fn=(lambda: os.close(0)) if typed is None else None,
+        capture_output=True,
+        env=os.environ | env,
+        timeout=30,
+    )
+
+
+@pytest.mark.parametrize("locale", ["C.UTF-8", "C", "POSIX"])
+def test_what_is_no_text_is_said_to_be_none_and_not_sent(gateway, locale, tmp_path):
+    """Half a character was sent as half a surrogate pair, or ended it with a traceback."""
+    (tmp_path / "system").write_bytes(NO_TEXT)
+    for typed, argv in (
+        (NO_TEXT + b"\n", ()),
+        (b"", (NO_TEXT,)),
+        (b"", ("--system", NO_TEXT, "hi")),
+        (b"", ("--system", f"@{tmp_path / 'system'}", "hi")),
+        (b"", ("--model", NO_TEXT, "hi")),
+    ):
+        told = chat_with(gateway, typed, *argv, LC_ALL=locale)
+        assert told.returncode == 1
+        assert b"is not UTF-8 text" in told.stderr
+        assert b"Traceback" not in told.stderr
+        assert told.stdout == b""
+    assert gateway.asked == []
+
+
+def test_on_a_pipe_the_lines_that_are_text_are_asked(gateway):
+    told = chat_with(gateway, b"one\n" + NO_TEXT + b"\ntwo\n")
+    assert (told.returncode, told.stdout) == (1, b"1:one\n3:two\n")
+    assert told.stderr == b"sluice chat: the question is not UTF-8 text (byte 0xe9)\n"
+
+
+def test_a_stdin_that_is_closed_is_said(gateway):
+    told = chat_with(gateway, None)
+    assert (told.returncode, told.stdout) == (1, b"")
+    assert told.stderr == b"sluice chat: stdin is closed: give the question as an argument\n"
+    assert chat_with(gateway, None, "hi").stdout == b"1:hi\n"
+
+
+def test_an_answer_that_the_terminal_cannot_show_ends_nothing(gateway):
+    told = chat_with(gateway, "ü\n".encode(), PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert b"Traceback" not in told.stderr
+    told = chat_with(gateway, None, "ü", PYTHONIOENCODING="ascii")
+    assert (told.returncode, told.stdout, told.stderr) == (0, b"1:\\xfc\n", b"")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--api-key", "ключ"), b"the API key has a character that no header can have"),
+        (("--api-key", "a\nb"), b"the API key has a character that no header can have"),
+        (("--url", "http://[x"), b"is no http://HOST:PORT address"),
+        (("--url", "http://x:99999"), b"is no http://HOST:PORT address"),
+        (("--url", "http://" + "x" * 70 + ".org:1"), b"is no http://HOST:PORT address"),
+        (("--url", "http://a b:1"), b"is no http://HOST:PORT address"),
+    ],
+)
+def test_options_that_cannot_be_are_said(gateway, argv, words):
+    told = chat_with(gateway, b"", *argv, "hi")
+    assert told.returncode == 1
+    assert words in told.stderr
+    assert b"Traceback" not in told.stderr
 
 
 def test_a_stream_is_given_as_it_comes(gateway):

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from sluice_cli import place
+from sluice_cli import notes
 from sluice_cli.__main__ import main
 from sluice_cli.status_table import render
 from sluice_cli.status_words import bar, seconds
@@ -110,7 +110,7 @@ def test_without_a_stack_it_says_what_to_do(capsys, monkeypatch, tmp_path):
         told = capsys.readouterr()
         assert "no `sluice up` of yours runs on this machine. Start one with `sluice up`" in told.err
         assert told.out == ""
-    place.write_note("http://127.0.0.1:1", "m", is_ready=False)
+    notes.write_note("http://127.0.0.1:1", "m", is_ready=False)
     assert main(["status"]) == 1
     assert "has not started its services yet" in capsys.readouterr().err
     assert main(["status", "--url", "http://127.0.0.1:1"]) == 1
@@ -122,7 +122,7 @@ def test_json_is_one_document_and_who_does_not_answer_is_in_it(capsys, superviso
         {"name": "decode-0", "role": "decode", "probes": supervisor.url, "pid": 1},
         {"name": "gateway", "role": "gateway", "probes": "http://127.0.0.1:1", "pid": 2},
     ]
-    place.write_note("http://127.0.0.1:8000", "m", is_ready=False, services=services)
+    notes.write_note("http://127.0.0.1:8000", "m", is_ready=False, services=services)
     assert main(["status", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     there, gone = told["services"]
@@ -132,11 +132,11 @@ def test_json_is_one_document_and_who_does_not_answer_is_in_it(capsys, superviso
 
 
 def test_chat_does_not_take_a_stack_that_still_starts(supervisor):
-    place.write_note("http://127.0.0.1:8000", "m", is_ready=False)
+    notes.write_note("http://127.0.0.1:8000", "m", is_ready=False)
     with pytest.raises(FileNotFoundError, match="still starting"):
-        place.read_note()
-    place.write_note("http://127.0.0.1:8000", "m")
-    assert place.read_note() == "http://127.0.0.1:8000"
+        notes.read_note()
+    notes.write_note("http://127.0.0.1:8000", "m")
+    assert notes.read_note() == "http://127.0.0.1:8000"
 
 
 def test_a_gateway_elsewhere_is_asked_for_its_own_view(capsys, supervisor):

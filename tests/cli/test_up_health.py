@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(170)]
 
 
 def note(stack: Any) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((Path(stack.home.name) / "sluice-up.json").read_text())
+    told: dict[str, Any] = json.loads((Path(stack.home.name) / f"sluice-up-{stack.process.pid}.json").read_text())
     return told
 
 

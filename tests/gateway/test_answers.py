@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
 
-from sluice_gateway.memory import MemoryEngine
+from sluice_gateway.memory import Fault, MemoryEngine
 from sluice_protocol.generate import Role
 
 EOS = 257
@@ -89,6 +90,32 @@ async def test_a_stop_string_ends_the_work_on_the_engine(start: Any) -> None:
     assert whole["choices"][0]["message"]["content"] == "a"
     assert stack["u"].cancelled == 1
     assert whole["usage"]["completion_tokens"] <= 10
+
+
+async def test_what_no_engine_has_told_is_not_in_the_usage(start: Any) -> None:
+    """After a stop string nobody tells how many tokens of the prompt were cached: that was given as 0."""
+    stack = await start(model("Hello world"))
+    whole, _ = await both(stack, stop="wor")
+    assert whole["usage"]["completion_tokens"] == 9
+    assert "prompt_tokens_details" not in whole["usage"]
+    parts = chunks(await stack.chat(stop="wor", max_tokens=60, stream=True, stream_options={"include_usage": True}))
+    assert "prompt_tokens_details" not in parts[-1]["usage"]
+    whole, _ = await both(stack, stop="nope")
+    assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+
+
+async def test_one_choice_that_was_told_is_enough_and_a_prompt_without_one_is_not(start: Any) -> None:
+    """`stop` meets the answers to the prompt that ends with b; of the choices of a prompt any can tell."""
+
+    def say(prompt: Any, position: int) -> int:
+        return ord("x") if prompt[-1] == ord("b") and position == 2 else ord("o")
+
+    stack = await start({"u": MemoryEngine(Role.UNIFIED, say)})
+    mixed = (await stack.complete(prompt=["a", "b"], stop="x")).json()
+    assert [choice["finish_reason"] for choice in mixed["choices"]] == ["length", "stop"]
+    assert "prompt_tokens_details" not in mixed["usage"]
+    told = (await stack.complete(prompt=["a", "aa"], stop="x", n=2)).json()
+    assert told["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
 
 
 async def test_held_back_text_comes_when_the_answer_ends_without_the_stop_string(start: Any) -> None:
@@ -231,6 +258,25 @@ async def test_a_very_long_prompt_is_served(start: Any) -> None:
     stack = await start(model("Hi", max_context_tokens=1 << 20, block_keys=(b"k" * 16,)))
     response = await stack.chat(messages=[{"role": "user", "content": "word " * 100_000}])
     assert response.json()["usage"]["prompt_tokens"] == 500_004
+
+
+async def test_its_keys_are_made_beside_the_event_loop_for_every_try(start: Any) -> None:
+    """Those of a retry stood in everybody's way."""
+    both = [model("Hello", max_context_tokens=1 << 20, block_keys=(b"k" * 16,))["u"] for _ in range(2)]
+    for engine in both:
+        engine.faults += [Fault("preempt", 1)]
+    stack = await start({"u": both[0], "v": both[1]})
+    made: list[bool] = []
+
+    def keys(_fingerprint: Any, tokens: tuple[int, ...], _page: int) -> tuple[bytes, ...]:
+        made.append(threading.current_thread() is threading.main_thread())
+        return (b"%d" % len(tokens),)
+
+    stack.gateway.dispatcher._block_keys = keys
+    answer = (await stack.complete(prompt="x" * 20_000, max_tokens=50)).json()
+    assert answer["choices"][0]["text"] == "Hello"
+    assert len(made) >= 2
+    assert not any(made)
 
 
 async def test_models_are_listed_and_found(start: Any) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from sluice_gateway.memory import MemoryEngine
 from sluice_protocol.generate import Role
 
@@ -33,6 +35,34 @@ def assistant(**fields: Any) -> dict[str, Any]:
 def tool_call(**fields: Any) -> dict[str, Any]:
     base = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     return assistant(tool_calls=[base | fields])
+
+
+def called_with(arguments: str) -> dict[str, Any]:
+    return tool_call(function={"name": "f", "arguments": arguments})
+
+
+ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
+# Models write them, clients send them back; each was a 500 of a conversation that could never go on.
+UNWRITABLE = [
+    '{"a": "\\ud800"}',
+    '{"a": "x\\udfff y"}',
+    '{"\\ud800": 1}',
+    '{"a": [{"b": ["\\ude00\\ud83d"]}]}',
+    '{"a":' * 101 + "1" + "}" * 101,
+    '{"a":' + "[" * 101 + "]" * 101 + "}",
+    '{"a":' + "[" * 990 + "]" * 990 + "}",
+    "[" * 100_000,
+]
+# Neither is any of these a reason to refuse.
+WRITABLE = [
+    '{"a": "\\ud83d\\ude00"}',
+    '{"a":' + "[" * 99 + "]" * 99 + "}",
+    '{"a": ' + "1" * 5000 + "}",
+    '{"a": NaN, "b": 1e999, "c": -0}',
+    '{"a": "\\ud800',
+    "",
+    "[1]",
+]
 
 
 # (fields that are changed, the field that the answer must name)
@@ -73,6 +103,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     (tool_call(type="custom"), "messages[1].tool_calls[0].type"),
     (tool_call(function=None), "messages[1].tool_calls[0].function"),
     (tool_call(function={"name": "f", "arguments": {}}), "messages[1].tool_calls[0].function.arguments"),
+    *((called_with(bad), ARGUMENTS) for bad in UNWRITABLE),
     ({"stream": "yes"}, "stream"),
     ({"stream": 1}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -274,11 +305,17 @@ RAW: dict[str, tuple[bytes, int]] = {
     "bad chunk": (request(b"zz\r\n", JSON, "Transfer-Encoding: chunked", length=-1), 400),
     "bad deadline": (request(GOOD_BODY, JSON, "X-Sluice-Deadline-Ms: soon"), 400),
     "no deadline at all": (request(GOOD_BODY, JSON, "X-Sluice-Deadline-Ms: 0"), 400),
+    "two lengths": (request(GOOD_BODY, JSON, "Content-Length: 5"), 400),
+    "a length and chunks": (request(chunked(GOOD_BODY), JSON, "Transfer-Encoding: chunked"), 400),
+    "a path that is no text": (request(b"", method="GET").replace(CHAT.encode(), b"/v1/\xff"), 400),
+    "no host": (request(GOOD_BODY, JSON).replace(b"Host: x\r\n", b""), 400),
+    "two hosts": (request(GOOD_BODY, JSON, "Host: y"), 400),
+    "another version": (request(GOOD_BODY, JSON).replace(b"HTTP/1.1", b"HTTP/2.0"), 400),
+    "an odd host, nowhere": (request(b"", path="/v1/nothing").replace(b"Host: x", b"Host: [x"), 404),
+    "an odd host, wrongly": (request(b"", method="PUT").replace(b"Host: x", b"Host: x:y:z"), 405),
     "negative length": (request(b"{}", JSON, length=-5), 400),
     "another model": (request(GOOD_BODY.replace(b'"m"', b'"x"'), JSON), 404),
 }
-NOT_OURS = {"not HTTP", "bad chunk", "negative length"}
-"""Refused by the HTTP parser, which has no JSON to say it with."""
 
 
 async def exchange(stack: Any, data: bytes) -> tuple[int, bytes, bytes]:
@@ -305,13 +342,30 @@ async def test_a_bad_body_gets_its_status_and_the_next_one_is_served(start: Any)
     for name, (data, status) in RAW.items():
         got, head, body = await exchange(stack, data)
         assert got == status, (name, head, body)
-        if name not in NOT_OURS:
-            error = json.loads(body)["error"]
-            assert set(error) == {"message", "type", "param", "code"}
-            assert error["message"]
+        error = json.loads(body)["error"]
+        assert set(error) == {"message", "type", "param", "code"}, name
+        assert error["message"]
+        assert b"content-type: application/json" in head
         assert (await exchange(stack, request(GOOD_BODY, JSON)))[0] == 200, name
     assert (await stack.chat()).status_code == 200
     await stack.idle()
+
+
+@pytest.mark.parametrize("arguments", WRITABLE)
+async def test_arguments_of_a_call_may_be_any_other_text(arguments: str, start: Any) -> None:
+    stack = await start({"u": MemoryEngine(Role.UNIFIED, lambda _prompt, _position: 97, max_context_tokens=8192)})
+    assert (await stack.chat(**called_with(arguments))).status_code == 200
+
+
+async def test_long_arguments_keep_no_other_request_waiting(start: Any) -> None:
+    """They are a prompt as any other text: long ones are encoded off the event loop."""
+    stack = await start(engines(), max_body_bytes=LIMIT)
+    sizes: list[int] = []
+    tokenize = stack.gateway.marks.tokenize
+    stack.gateway.marks.tokenize = lambda size, work: (sizes.append(size), tokenize(size, work))[1]
+    response = await stack.chat(**called_with("x" * 20_000))
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert [size > 20_000 for size in sizes] == [True, True]  # the body, and the prompt
 
 
 async def test_duplicate_keys_are_tolerated_and_the_last_one_counts(start: Any) -> None:

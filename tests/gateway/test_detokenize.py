@@ -15,7 +15,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from sluice_gateway.detokenize import Detokenizer, Pieces
 from sluice_gateway.messages import Message, Speaker
 from sluice_gateway.template import encode_chat
-from sluice_gateway.tokenizer import ByteTokenizer, FileTokenizer, TokenizerError, load_tokenizer
+from sluice_gateway.tokenizer import ByteTokenizer, FileTokenizer, load_tokenizer
+from sluice_gateway.tokenizer_files import TokenizerError
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import struct
 from typing import Any
 
 import pytest
@@ -130,4 +132,33 @@ async def test_a_server_that_stops_tells_its_clients(start: Any) -> None:
     assert b'"code":"shutting_down"' in rest
     assert b"[DONE]" not in rest
     assert rest.endswith(b"0\r\n\r\n")
+    await hang_up(writer)
+
+
+@pytest.mark.parametrize("how", ["FIN", "RST"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_is_missed_though_it_has_asked_for_more(how: str, stream: bool, start: Any) -> None:
+    """What it asked for next stopped the reading of its connection, and with it the news of its end."""
+    stack = await start(unified())
+    stack["u"].gate.clear()
+    _, writer = await open_request(stack, n=8, stream=stream)
+    writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n" * 3)
+    await stack.until(lambda: len(stack["u"].running) == 8)
+    await stack.until(lambda: any(connection.pipeline for connection in stack.server.server_state.connections))
+    if how == "RST":
+        linger = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    await hang_up(writer)
+    await stack.idle()
+    assert stack["u"].cancelled == 8
+    assert stack.gateway.counters.disconnected == 1
+
+
+async def test_one_that_stays_gets_all_that_it_asked_for(start: Any) -> None:
+    stack = await start(unified(step_s=0.02))
+    reader, writer = await open_request(stack)
+    writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+    writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    answers = (await asyncio.wait_for(reader.read(), 20)).split(b"HTTP/1.1 ")[1:]
+    assert [answer[:3] for answer in answers] == [b"200"] * 4
     await hang_up(writer)

@@ -257,6 +257,12 @@ def test_a_start_that_cannot_work_says_why(arguments: list[str], message: str) -
     assert "Traceback" not in done.stderr
 
 
+def test_so_does_one_whose_tokenizer_the_library_does_not_read(tmp_path: Path) -> None:
+    document = json.loads((ROOT / "models/recall-1m/tokenizer.json").read_text(encoding="utf-8"))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document | {"normalizer": {"type": "Foo"}}))
+    test_a_start_that_cannot_work_says_why(["--tokenizer", str(tmp_path)], "tokenizer.json: normalizer cannot be used")
+
+
 def test_the_gateway_imports_no_torch_no_transformers_and_of_the_engine_only_what_watches_and_connects() -> None:
     code = (
         "import re, sys, sluice_gateway.__main__, sluice_gateway.memory\n"

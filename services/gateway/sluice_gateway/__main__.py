@@ -34,7 +34,8 @@ from sluice_gateway.members import read_fleet
 from sluice_gateway.serve import listen, make_server, url_of
 from sluice_gateway.server import serving_reports
 from sluice_gateway.settings import Settings, sampling_defaults
-from sluice_gateway.tokenizer import TokenizerError, load_tokenizer, read_config
+from sluice_gateway.tokenizer import load_tokenizer
+from sluice_gateway.tokenizer_files import TokenizerError, read_config
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import Role
 from sluice_records.chain import block_keys
@@ -103,10 +104,18 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
+def read_lines(path: Path) -> list[str]:
+    """Raises OSError, ValueError."""
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 text: {error}") from error
+
+
 def make_settings(arguments: argparse.Namespace) -> Settings:
     members = tuple(Member(role, address) for role in Role for address in getattr(arguments, role))
     keys_file: Path | None = arguments.api_keys_file
-    keys = () if keys_file is None else tuple(line.strip() for line in keys_file.read_text().splitlines())
+    keys = () if keys_file is None else tuple(line.strip() for line in read_lines(keys_file))
     if keys_file is not None and not any(keys):
         raise ValueError(f"{keys_file} holds no key; leave --api-keys-file out to let everybody in")
     config = Path(arguments.tokenizer) / "generation_config.json"

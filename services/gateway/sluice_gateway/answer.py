@@ -35,11 +35,11 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a finished choice cost and how it came."""
+    """What a finished choice cost and how it came. `cached_tokens` None: no engine has told."""
 
     completion_tokens: int
     reasoning_tokens: int
-    cached_tokens: int
+    cached_tokens: int | None
     tries: int
     route: Route
 
@@ -117,7 +117,9 @@ class Choice:
                 self._faults = self._faults.with_fault(culprit)
                 blamed = frozenset(placement.pair.addresses if culprit is None else [culprit.address])
             self._spent = step.spent
-            ticket = self._dispatcher.enter_again(self._waiting_again(ticket, placement, step.delay_s, blamed))
+            waiting = self._waiting_again(ticket, placement, step.delay_s, blamed)
+            await self._dispatcher.prepare(waiting.wanted)
+            ticket = self._dispatcher.enter_again(waiting)
 
     async def _try(self, placement: Placement) -> TryResult:
         ask = self._ask
@@ -159,5 +161,5 @@ class Choice:
             route = replace(route, decode_pid=decode.hello.pid)
         if not route.prefill_pid and prefill is not None and prefill.hello is not None:
             route = replace(route, prefill_pid=prefill.hello.pid)
-        cached = 0 if ended is None else min(ended.cached_tokens, len(self._ask.prompt_ids))
+        cached = None if ended is None else min(ended.cached_tokens, len(self._ask.prompt_ids))
         return Outcome(len(self._track.output_ids), self._track.reasoning_tokens, cached, self._tries, route)

@@ -6,6 +6,7 @@ from sluice_gateway import fields as f
 from sluice_gateway.errors import invalid
 from sluice_gateway.fields import Json
 from sluice_gateway.messages import Message, Speaker, ToolCall
+from sluice_gateway.tool_arguments import BadArguments, parse_arguments
 
 _KEYS: dict[Speaker, frozenset[str]] = {
     Speaker.SYSTEM: frozenset({"role", "content", "name"}),
@@ -106,5 +107,14 @@ def _tool_call(place: str, value: Json) -> ToolCall:
         raise f.wrong_value(f"{place}.type", "must be 'function'.")
     function = f.mapping(f"{place}.function", call.get("function"))
     name = f.string(f"{place}.function.name", function.get("name"))
-    arguments = f.string(f"{place}.function.arguments", function.get("arguments"))
+    arguments = _arguments(f"{place}.function.arguments", function.get("arguments"))
     return ToolCall(f.string(f"{place}.id", call.get("id")), name, arguments)
+
+
+def _arguments(place: str, value: Json) -> str:
+    arguments = f.string(place, value)
+    try:
+        parse_arguments(arguments)
+    except BadArguments as error:
+        raise f.wrong_value(place, str(error)) from error
+    return arguments

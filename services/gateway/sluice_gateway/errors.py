@@ -60,6 +60,10 @@ def headers_too_large(limit: int) -> ApiError:
     return ApiError(431, message, code="headers_too_large")
 
 
+def not_http(why: str) -> ApiError:
+    return invalid(None, f"This is not a request of HTTP/1.1: {why}", "invalid_http")
+
+
 def too_many_connections() -> ApiError:
     message = (
         "This gateway has as many requests in work as it may have connections: try again, or raise its limit of open"

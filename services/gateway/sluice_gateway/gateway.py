@@ -189,7 +189,7 @@ class Gateway:
         return checked
 
     async def chat_job(self, request: ChatRequest, deadline_s: float, request_id: str) -> Job:
-        size = sum(MESSAGE_CHARACTERS + len(message.text) + len(message.reasoning) for message in request.messages)
+        size = sum(MESSAGE_CHARACTERS + message.characters for message in request.messages)
         encode = self._off_loop(size)
         vocab_size = self.limits().vocab_size
         prompt = await encode(lambda: encode_chat(request.messages, request.thinking, self.tokenizer, vocab_size))

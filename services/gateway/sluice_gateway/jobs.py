@@ -47,14 +47,24 @@ def output_budget(options: Options, prompt: int, limits: Limits, default: int | 
 
 def usage(job: Job, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     completion = sum(outcome.completion_tokens for outcome in outcomes)
-    n = job.options.n
+    cached = _cached_tokens(outcomes, job.options.n)
     return {
         "prompt_tokens": job.prompt_tokens,
         "completion_tokens": completion,
         "total_tokens": job.prompt_tokens + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(outcome.cached_tokens for outcome in outcomes[::n])},
+        **({} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}),
         "completion_tokens_details": {"reasoning_tokens": sum(outcome.reasoning_tokens for outcome in outcomes)},
     }
+
+
+def _cached_tokens(outcomes: Sequence[Outcome], n: int) -> int | None:
+    """Of all prompts, as the first of its `n` choices has it that was told; None where none of a prompt was."""
+    told = [outcome.cached_tokens for outcome in outcomes]
+    first = [
+        next((cached for cached in told[at : at + n] if cached is not None), None) for at in range(0, len(told), n)
+    ]
+    known = [cached for cached in first if cached is not None]
+    return sum(known) if len(known) == len(first) else None
 
 
 def route_report(outcomes: Sequence[Outcome]) -> dict[str, Any]:

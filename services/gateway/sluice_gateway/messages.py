@@ -32,3 +32,9 @@ class Message:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
+
+    @property
+    def characters(self) -> int:
+        """Of all its text."""
+        calls = sum(len(call.name) + len(call.arguments) for call in self.tool_calls)
+        return len(self.text) + len(self.reasoning) + calls

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from sluice_gateway.counters import Counters
 from sluice_gateway.errors import ApiError, internal, unavailable
+from sluice_gateway.framing import TryWrite
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +25,6 @@ ABORT = "sluice.abort"
 CHUNK = "sluice.chunk"
 """Scope extension of our server: a function that writes a piece of a body that has begun straight to the socket's
 transport. False, and nothing written: not begun, ended, or the client is behind; then `send` is the way."""
-
-TryWrite = Callable[[bytes], bool]
 
 
 class ClientGone(Exception):

@@ -3,169 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import signal
 import socket
-import sys
-import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from sluice_engine.address import join, split
-from sluice_gateway.connections import (
-    HEAD_TOO_LARGE,
-    MAX_HEAD_BYTES,
-    TOO_MANY,
-    Bounds,
-    Deadline,
-    Idle,
-    most_connections,
-)
-from sluice_gateway.counters import Counters
+from sluice_gateway.connections import Bounds, Idle, most_connections
 from sluice_gateway.gateway import Gateway
-from sluice_gateway.respond import ABORT, CHUNK, TryWrite
+from sluice_gateway.http_connection import StreamingProtocol
 from sluice_gateway.settings import Settings
-from sluice_gateway.watcher import UNSENT
 
 logger = logging.getLogger(__name__)
 EVERY_HOST = "*"
-
-
-class StreamingProtocol(HttpToolsProtocol):
-    """Gives the application a way to drop a client that does not read, and a short one to write to one that does.
-
-    One that does not say in time what it wants is dropped, one that needs too many words for it, and one that does not
-    read what it is told. Where there are too many, the one that has been idle longest gives way; where all are at work,
-    the new one is told to come again."""
-
-    def __init__(
-        self, *args: Any, idle: Idle[StreamingProtocol], bounds: Bounds, counters: Counters, **more: Any
-    ) -> None:
-        super().__init__(*args, **more)
-        self._idle, self._counters = idle, counters
-        self._most = bounds.most
-        self._head = Deadline(bounds.head_s, self._drop)
-        self._head_bytes = 0
-        self._reading = Deadline(bounds.read_s, self._drop_unread)  # of the client, what was written
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._idle.begin(self)
-        self._head.begin()
-        if len(self.connections) > self._most:
-            self._counters.dropped_connections += 1
-            other = self._idle.longest(but=self)
-            if other is not None:
-                other.transport.abort()
-            else:
-                transport.write(TOO_MANY)
-                transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._idle.end(self)
-        self._head.end()
-        super().connection_lost(exc)
-        self._reading.end()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if not self._head.runs or self.transport.is_closing():
-            return
-        self._head_bytes += len(data)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            self._counters.dropped_connections += 1
-            if self._is_serving():
-                self.transport.abort()  # an answer goes on: no other may begin in its midst
-            else:
-                self.transport.write(HEAD_TOO_LARGE)
-                self.transport.close()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """What comes behind a body is nobody's."""
-        if self._head.runs:
-            super().on_header(name, value)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._reading.begin()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._reading.end()
-
-    def timeout_keep_alive_handler(self) -> None:
-        self._close_in_time()
-        super().timeout_keep_alive_handler()
-
-    def _close_in_time(self) -> None:
-        """A connection that is closed waits for what was written: not for ever."""
-        if self.transport.get_write_buffer_size():
-            self._reading.begin()
-
-    def _drop_unread(self) -> None:
-        self._counters.slow_clients += 1
-        self.transport.abort()
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._head.begin()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.transport.is_closing():
-            self._close_in_time()
-        elif self.timeout_keep_alive_task is not None:
-            self._idle.begin(self)
-
-    def _is_serving(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
-
-    def _drop(self) -> None:
-        if self._is_serving():  # half of the next request came meanwhile: it has its time after this one
-            self._head.begin()
-            return
-        self._counters.dropped_connections += 1
-        self.transport.abort()
-
-    def on_headers_complete(self) -> None:
-        self._head.end()
-        self._head_bytes = 0
-        self._idle.end(self)
-        extensions: dict[str, Any] = {ABORT: self.transport.abort, UNSENT: partial(unsent_bytes, self.transport)}
-        self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
-        super().on_headers_complete()
-        # The application runs in a task that has not begun. An upgrade that is refused has no cycle.
-        if self.cycle is not None and self.cycle.scope is self.scope:
-            extensions[CHUNK] = chunk_writer(self.cycle)
-
-
-def unsent_bytes(transport: asyncio.Transport) -> int:
-    """Written, and not acknowledged by the client's machine: in our buffer and in the kernel's."""
-    try:
-        queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-    except (OSError, ValueError):  # it is closed
-        return 0
-    return transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
-
-
-def chunk_writer(cycle: RequestResponseCycle) -> TryWrite:
-    """What `cycle.send` does with a piece of a body that is neither the first nor the last, when it need not wait."""
-
-    def try_write(data: bytes) -> bool:
-        begun = cycle.chunked_encoding and cycle.response_started and not cycle.response_complete
-        if not begun or cycle.flow.write_paused or cycle.disconnected:
-            return False
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return True
-
-    return try_write
 
 
 class Server(uvicorn.Server):

@@ -5,12 +5,12 @@ Markers are values, not substrings: what a client wrote is text, whatever it con
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sluice_gateway.messages import Message, Speaker, ToolCall
 from sluice_gateway.tokenizer import ASSISTANT, BOS, DSML, END_THINK, EOS, THINK, USER, Tokenizer
+from sluice_gateway.tool_arguments import parse_arguments, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +102,15 @@ def _tag(opening: str, rest: str) -> Iterator[Segment]:
 
 
 def _parameters(arguments: str) -> Iterator[tuple[str, str, bool]]:
-    """(name, value, value is text). Arguments that are no JSON object are one parameter named `arguments`."""
-    try:
-        parsed = json.loads(arguments or "{}")
-    except ValueError:
-        parsed = None
-    if not isinstance(parsed, dict):
+    """(name, value, value is text). Arguments that are no JSON object are one parameter named `arguments`. Those that
+    cannot be written were refused with the request."""
+    parsed = parse_arguments(arguments)
+    if parsed is None:
         yield "arguments", arguments, True
         return
     for name, value in parsed.items():
         is_text = isinstance(value, str)
-        yield name, value if is_text else json.dumps(value, ensure_ascii=False), is_text
+        yield name, value if is_text else write_json(value), is_text
 
 
 def encode_segments(segments: Sequence[Segment], tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:

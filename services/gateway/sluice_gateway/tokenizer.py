@@ -10,15 +10,13 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer as HuggingFace
 
+from sluice_gateway.tokenizer_files import COPY, TokenizerError, byte_alphabet, read_document, read_eos
+
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
 THINK, END_THINK = "<think>", "</think>"
 DSML = "｜DSML｜"
 MARKERS = (BOS, EOS, USER, ASSISTANT, THINK, END_THINK, DSML)
-
-
-class TokenizerError(Exception):
-    """The tokenizer files cannot be used; the message names the file and what is wrong."""
 
 
 class Tokenizer(Protocol):
@@ -90,13 +88,13 @@ class _Added:
 class FileTokenizer:
     """A byte-level `tokenizer.json`. Plain text is encoded by a second instance that has no added tokens."""
 
-    def __init__(self, document: dict[str, Any]) -> None:
-        if not _has_byte_level_decoder(document.get("decoder")):
-            kind = (document.get("decoder") or {}).get("type")
-            raise TokenizerError(f"tokenizer.json: decoder {kind!r} is not supported, only ByteLevel is")
-        self._raw = HuggingFace.from_str(json.dumps(document))
-        self._plain = HuggingFace.from_str(json.dumps(document | {"added_tokens": [], "post_processor": None}))
-        self._added = {entry["id"]: _Added(entry["content"], entry["special"]) for entry in document["added_tokens"]}
+    def __init__(self, document: dict[str, Any], source: str = "tokenizer.json") -> None:
+        """`document` as `read_document` has it, `source` for the words. Raises TokenizerError."""
+        self._raw = _made_of(document, source)
+        self._plain = _made_of(document | {"added_tokens": []}, source)
+        entries = document["added_tokens"]
+        _check_ids(entries, self._raw, source)
+        self._added = {entry["id"]: _Added(entry["content"], entry["special"]) for entry in entries}
         by_text = {added.content: token for token, added in self._added.items()}
         self.markers: Mapping[str, int] = {name: by_text[name] for name in MARKERS if name in by_text}
         self.vocab_size = max(self._raw.get_vocab().values()) + 1
@@ -118,23 +116,36 @@ class FileTokenizer:
         return b"" if text is None else _unmap(text)
 
 
-def _has_byte_level_decoder(decoder: dict[str, Any] | None) -> bool:
-    if decoder is None:
-        return False
-    if decoder["type"] == "Sequence":
-        return any(_has_byte_level_decoder(part) for part in decoder["decoders"])
-    return bool(decoder["type"] == "ByteLevel")
+def _made_of(document: dict[str, Any], source: str) -> HuggingFace:
+    try:
+        return HuggingFace.from_str(json.dumps(document))
+    except Exception as error:  # the library has no type of its own for it
+        raise TokenizerError(f"{source}: {_culprit(document)} cannot be used: {error}; {COPY}") from error
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's map: printable bytes stand for themselves, the others for characters from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    alphabet = {chr(byte): byte for byte in printable}
-    hidden = (byte for byte in range(256) if byte not in set(printable))
-    return alphabet | {chr(0x100 + index): byte for index, byte in enumerate(hidden)}
+def _culprit(document: dict[str, Any]) -> str:
+    """The part that the library does not take alone either; its own words do not name it."""
+    whole = {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []}
+    for name in ("normalizer", "pre_tokenizer", "decoder", "model", "added_tokens"):
+        try:
+            HuggingFace.from_str(json.dumps({"version": "1.0", **whole, name: document.get(name)}))
+        except Exception:
+            return name
+    return "the whole"
 
 
-_ALPHABET = _byte_alphabet()
+def _check_ids(entries: list[dict[str, Any]], made: HuggingFace, source: str) -> None:
+    """The library numbers added tokens itself when the file's ids leave a gap: a marker would be another token."""
+    for index, entry in enumerate(entries):
+        got = made.token_to_id(entry["content"])
+        if got != entry["id"]:
+            raise TokenizerError(
+                f"{source}: added_tokens[{index}].id is {entry['id']}, but {entry['content']!r} becomes {got}: ids"
+                f" go on from the vocabulary's without a gap, and no two texts share one; {COPY}"
+            )
+
+
+_ALPHABET = byte_alphabet()
 
 
 def _unmap(text: str) -> bytes:
@@ -146,46 +157,16 @@ def _unmap(text: str) -> bytes:
 
 
 def load_tokenizer(source: str) -> Tokenizer:
-    """`bytes`, `script`, or a directory with `tokenizer.json`. EOS ids come from its configs and from the tokenizer."""
+    """`bytes`, `script`, or a directory with `tokenizer.json`. EOS ids come from its configs and from the tokenizer.
+
+    Raises TokenizerError.
+    """
     if source == "bytes":
         return ByteTokenizer()
     if source == "script":
         return ScriptTokenizer()
     path = Path(source) / "tokenizer.json"
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"{path}: {error}") from error
-    tokenizer = FileTokenizer(document)
-    told = {path: read_config(path) for path in (Path(source) / "generation_config.json", Path(source) / "config.json")}
-    vocab_size = told[Path(source) / "config.json"].get("vocab_size")
-    if type(vocab_size) is not int or vocab_size < 1:
-        vocab_size = tokenizer.vocab_size  # a bad one is the engine's to refuse
-    for path, config in told.items():
-        tokenizer.eos_ids |= eos_ids(config.get("eos_token_id"), vocab_size, str(path))
+    document = read_document(path)
+    tokenizer = FileTokenizer(document, str(path))
+    tokenizer.eos_ids |= read_eos(Path(source), document)
     return tokenizer
-
-
-def eos_ids(value: object, vocab_size: int, source: str) -> frozenset[int]:
-    """What a config's `eos_token_id` says: a token, a list of tokens, or nothing. Raises TokenizerError."""
-    entries = [] if value is None else value if isinstance(value, list) else [value]
-    for entry in entries:
-        if not isinstance(entry, int) or isinstance(entry, bool) or not 0 <= entry < vocab_size:
-            raise TokenizerError(
-                f"{source}: 'eos_token_id' has {entry!r}, which is no token of this model:"
-                f" give token ids from 0 to {vocab_size - 1}, or leave the field out"
-            )
-    return frozenset(entries)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """An absent file is an empty one."""
-    try:
-        value = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"{path}: {error}") from error
-    if not isinstance(value, dict):
-        raise TokenizerError(f"{path}: not a JSON object")
-    return value

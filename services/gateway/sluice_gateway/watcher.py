@@ -10,6 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 from sluice_gateway.counters import Counters
+from sluice_gateway.framing import Frame, frame_of
 from sluice_gateway.respond import ABORT, Message, Receive, Send, gone
 
 UNSENT = "sluice.unsent"
@@ -49,11 +50,6 @@ def _nothing() -> int:
     return 0
 
 
-def on_the_wire(data: bytes) -> int:
-    """Bytes of a piece as a chunk of HTTP/1.1."""
-    return len(b"%x\r\n%b\r\n" % (len(data), data))
-
-
 class EventResponse(Response):
     """Writes `events` until they end or the client goes; one that does not read is dropped, and counted."""
 
@@ -66,7 +62,7 @@ class EventResponse(Response):
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         extensions = scope.get("extensions") or {}
         outgoing = Outgoing(extensions.get(UNSENT, _nothing), asyncio.get_running_loop().time)
-        writing = asyncio.create_task(self._write(send, outgoing))
+        writing = asyncio.create_task(self._write(send, outgoing, frame_of(scope)))
         leaving = asyncio.create_task(gone(receive))
         try:
             await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -82,12 +78,12 @@ class EventResponse(Response):
             await asyncio.gather(writing, leaving, return_exceptions=True)
             await self._events.aclose()
 
-    async def _write(self, send: Send, outgoing: Outgoing) -> None:
+    async def _write(self, send: Send, outgoing: Outgoing, frame: Frame) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for data in self._events:
             outgoing.check()
             message: Message = {"type": "http.response.body", "body": data, "more_body": True}
             async with asyncio.timeout(STALLED_S):
                 await send(message)
-            outgoing.wrote(on_the_wire(data))
+            outgoing.wrote(len(frame(data)))
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -14,6 +15,9 @@ def main(argv: list[str] | None = None) -> int:
     is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_usual:  # an import cannot always pass KeyboardInterrupt on
         signal.signal(signal.SIGINT, _end_at_once)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a terminal cannot show ends nothing
+            stream.reconfigure(errors="backslashreplace")
     from sluice_cli.commands import COMMANDS, build_parser
 
     try:

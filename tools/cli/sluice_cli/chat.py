@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from sluice_cli.http import GatewayError, get_models, stream_chat
-from sluice_cli.place import read_note
+from sluice_cli.notes import read_note
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,16 +25,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
+        beginning = _system(args.system)
+        model = text_of("--model", args.model)
+        if not args.message and sys.stdin is None:
+            raise NotText("stdin is closed: give the question as an argument")
+    except (OSError, NotText) as error:
+        print(f"sluice chat: {error}", file=sys.stderr)
+        return 1
+    try:
         url = args.url or read_note()
         models = get_models(url, args.api_key)
-        beginning = _system(args.system)
     except (OSError, GatewayError) as error:
         print(f"sluice chat: {error}. Start a gateway with `sluice up`, or give --url.", file=sys.stderr)
         return 1
-    talk = Conversation(url, args.model or models[0], beginning, args.max_tokens, args.api_key)
+    talk = Conversation(url, model or models[0], beginning, args.max_tokens, args.api_key)
     if args.message:
         return 0 if talk.ask(" ".join(args.message)) else 1
     return _converse(talk)
+
+
+class NotText(Exception):
+    """What was said cannot be sent; the message names it."""
+
+
+def text_of(name: str, said: str) -> str:
+    """`said`, which came from outside: what was no UTF-8 there stands in it as halves of surrogate pairs. Raises
+    NotText."""
+    try:
+        said.encode()
+    except UnicodeEncodeError as error:
+        half = ord(said[error.start])
+        what = f"byte 0x{half - 0xDC00:02x}" if 0xDC80 <= half <= 0xDCFF else f"U+{half:04X}"
+        raise NotText(f"{name} is not UTF-8 text ({what})") from error
+    return said
 
 
 class Conversation:
@@ -50,15 +74,15 @@ class Conversation:
 
     def ask(self, line: str) -> bool:
         """Prints the answer as it streams. Whether it came to its end."""
-        asked = [*self.messages, {"role": "user", "content": line}]
         answer, finish = "", ""
         try:
+            asked = [*self.messages, {"role": "user", "content": text_of("the question", line)}]
             for chunk in stream_chat(self.url, self.model, asked, max_tokens=self._max_tokens, api_key=self._api_key):
                 for choice in chunk.get("choices", ()):
                     piece = choice["delta"].get("content") or ""
                     answer, finish = answer + piece, choice.get("finish_reason") or finish
                     print(piece, end="", flush=True)
-        except (OSError, GatewayError) as error:
+        except (OSError, GatewayError, NotText) as error:
             if answer:
                 print(flush=True)
             print(f"sluice chat: {error}", file=sys.stderr, flush=True)
@@ -71,15 +95,18 @@ class Conversation:
 
 
 def _system(text: str) -> list[dict[str, str]]:
-    """Raises OSError when @FILE cannot be read."""
+    """Raises OSError when @FILE cannot be read, NotText."""
     if text.startswith("@"):
-        text = Path(text[1:]).read_text(encoding="utf-8").strip()
-    return [{"role": "system", "content": text}] if text else []
+        read = Path(text[1:]).read_text(encoding="utf-8", errors="surrogateescape").strip()
+        text = text_of(f"--system {text}", read)
+    return [{"role": "system", "content": text_of("--system", text)}] if text else []
 
 
 def _converse(talk: Conversation) -> int:
     """On a terminal a failure is said and the talk goes on; on a pipe the status is 1 at the end."""
     is_terminal = sys.stdin.isatty()
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a line that is no text ends itself only
     if is_terminal:
         print(f"{talk.model} at {talk.url}. An empty line ends it, /new forgets the conversation.")
     all_well = True

@@ -18,11 +18,15 @@ class GatewayError(Exception):
 
 
 def connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
-    """Host and port count; a path such as /v1 is left to us."""
-    parts = urlsplit(url)
-    if parts.scheme != "http" or parts.hostname is None:
-        raise GatewayError(f"{url!r} is no http://HOST:PORT address")
-    return http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s)
+    """Host and port count; a path such as /v1 is left to us. Raises GatewayError."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or parts.hostname is None:
+            raise ValueError("not HTTP")
+        parts.hostname.encode("idna")
+        return http.client.HTTPConnection(parts.hostname, parts.port or 80, timeout=timeout_s)
+    except (ValueError, http.client.HTTPException) as error:
+        raise GatewayError(f"{url!r} is no http://HOST:PORT address") from error
 
 
 def get_json(url: str, path: str, *, api_key: str = "", timeout_s: float = 5.0) -> tuple[int, Any]:
@@ -99,7 +103,12 @@ def _post(
 
 
 def _auth(api_key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    """Raises GatewayError."""
+    if not api_key:
+        return {}
+    if not api_key.isprintable() or any(ord(char) > 0xFF for char in api_key):
+        raise GatewayError("the API key has a character that no header can have")
+    return {"Authorization": f"Bearer {api_key}"}
 
 
 def _chunks(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:

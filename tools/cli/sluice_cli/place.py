@@ -1,19 +1,17 @@
-"""What one `sluice up` occupies here: a port, a private directory, and a note by which `sluice chat` finds it."""
+"""What one `sluice up` occupies here: a port, a private directory, and a place for evidence."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import itertools
-import json
 import os
 import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 USUAL_PORT = 8000
 # A Unix socket's path has 107 bytes; the longest of ours adds this to the run directory.
@@ -84,12 +82,6 @@ def _sweep(base: Path) -> None:
                 shutil.rmtree(directory, ignore_errors=True)
 
 
-def note_path() -> Path:
-    """The note of this user's latest `sluice up`."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR") or f"{tempfile.gettempdir()}/sluice-{os.getuid()}"
-    return Path(runtime) / "sluice-up.json"
-
-
 def state_directory() -> Path:
     """Of this user: what outlives a `sluice up`."""
     home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
@@ -112,44 +104,3 @@ def evidence_directory() -> Iterator[Path]:
                 continue
             yield directory
             return
-
-
-def write_note(url: str, model: str, *, is_ready: bool = True, services: Sequence[Mapping[str, object]] = ()) -> None:
-    """`services`: what their supervisors announced, for `sluice status`. Raises OSError when the place is somebody
-    else's; serving goes on without a note."""
-    path = note_path()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.parent.lstat().st_uid != os.getuid():
-        raise PermissionError(f"{path.parent} belongs to somebody else")
-    fresh = path.with_suffix(f".{os.getpid()}")
-    note = {"url": url, "pid": os.getpid(), "model": model, "is_ready": is_ready, "services": list(services)}
-    fresh.write_text(json.dumps(note))
-    fresh.replace(path)
-
-
-def read_stack() -> dict[str, Any]:
-    """The note of the `sluice up` that runs here: url, pid, model, is_ready, services. Raises OSError when there is
-    none."""
-    try:
-        told: dict[str, Any] = json.loads(note_path().read_text())
-        os.kill(int(told["pid"]), 0)
-        return {"is_ready": True, "services": [], **told, "url": str(told["url"])}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FileNotFoundError("no `sluice up` of yours runs on this machine") from error
-
-
-def read_note() -> str:
-    """URL of the `sluice up` that serves here. Raises OSError when there is none."""
-    told = read_stack()
-    if not told["is_ready"]:
-        raise FileNotFoundError("your `sluice up` on this machine is still starting")
-    return str(told["url"])
-
-
-def remove_note() -> None:
-    """Only if it is ours: another `sluice up` may have started since."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        if int(json.loads(note_path().read_text())["pid"]) == os.getpid():
-            note_path().unlink()
-            if "XDG_RUNTIME_DIR" not in os.environ:
-                note_path().parent.rmdir()

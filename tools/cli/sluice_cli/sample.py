@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -15,11 +16,43 @@ PLAIN = "Hello! What can you do?"
 
 
 def messages(model: Path | None) -> list[dict[str, str]]:
-    """From `sample.json` beside the weights."""
-    path = None if model is None else model / "sample.json"
-    if path is None or not path.exists():
-        return [{"role": "user", "content": PLAIN}]
-    return [{"role": str(m["role"]), "content": str(m["content"])} for m in json.loads(path.read_text())["messages"]]
+    """From `sample.json` beside the weights; the plain question where there is none that can be asked."""
+    with contextlib.suppress(OSError, ValueError):
+        if model is not None:
+            return _read(model / "sample.json")
+    return [{"role": "user", "content": PLAIN}]
+
+
+def problem(model: Path | None) -> str:
+    """Why the model's own question is not asked; empty where it is, and where there is none. No serving depends on it:
+    the name is nobody's, and the file may be another program's."""
+    if model is None or not (model / "sample.json").exists():
+        return ""
+    try:
+        _read(model / "sample.json")
+    except (OSError, ValueError) as error:
+        return f"{model / 'sample.json'} is not asked: {error}"
+    return ""
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    """Raises OSError, ValueError."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        read = [{"role": _text(m["role"]), "content": _text(m["content"])} for m in told["messages"]]
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError('it has no "messages" with "role" and "content" in each') from error
+    if not read or read[-1]["role"] != "user":
+        raise ValueError('the last of its "messages" is not the user\'s')
+    return read
+
+
+def _text(value: object) -> str:
+    """Raises TypeError, ValueError."""
+    if not isinstance(value, str):
+        raise TypeError
+    value.encode()
+    return value
 
 
 def question(model: Path | None) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from sluice_cli import sample
 from sluice_cli.http import get_json
 from sluice_cli.liveness import look_after, look_after_zygote
-from sluice_cli.place import remove_note, write_note
+from sluice_cli.notes import remove_note, write_note
 from sluice_cli.services import Event, Service, StartFailed
 from sluice_protocol.generate import Role
 
@@ -169,6 +169,8 @@ class Stack:
         self._is_ready = True
         self._write_note()
         self._say(f"ready: {self.url}/v1   (model {self.spec.name})")
+        if problem := sample.problem(self.spec.model):
+            self._say(problem)
         question, system = sample.question(self.spec.model)
         print(f"\n{sample.curl(self.url, self.spec.name, system, question, bool(self.spec.api_key))}\n")
         if self.spec.ask_sample and not await self._unless_over(self._ask()):

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from sluice_cli.http import GatewayError, get_json
-from sluice_cli.place import read_stack
+from sluice_cli.notes import read_stacks
 from sluice_engine.health.view import Told, stack_view
 from sluice_engine.probe_client import NoAnswer, ask_json
 
@@ -39,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
     look = partial(from_gateway, args.url, args.api_key) if args.url else from_supervisors
     try:
         view = look()
+        if view.get("others"):
+            print(f"beside it: {', '.join(view['others'])} (--url asks one of them)", file=sys.stderr)
         if args.json:
             return _print_json(view, look if args.watch else None)
         from sluice_cli.status_table import show, watch
@@ -76,18 +78,27 @@ def from_gateway(url: str, api_key: str) -> dict[str, Any]:
 
 
 def from_supervisors() -> dict[str, Any]:
-    """Of the `sluice up` that runs here. Raises StatusError when none does, or none of its services has said where its
-    supervisor answers."""
-    try:
-        note = read_stack()
-    except OSError as error:
-        raise StatusError(f"{error}. Start one with `sluice up`, or give --url of a gateway.") from error
+    """Of the `sluice up` that runs here, and the URLs of others beside it. Raises StatusError when none does, or none
+    of its services has said where its supervisor answers."""
+    stacks = read_stacks()
+    if not stacks:
+        raise StatusError(
+            "no `sluice up` of yours runs on this machine. Start one with `sluice up`, or give --url of a gateway."
+        )
+    note = stacks[0]
     if not note["services"]:
         raise StatusError(f"the `sluice up` with pid {note['pid']} has not started its services yet")
     told = asyncio.run(_ask_all(note["services"]))
     view = stack_view(told)
     gateway = next((one.status for one in told if one.role == "gateway" and one.status), None)
-    return {"url": note["url"], "model": note["model"], "gateway": (gateway or {}).get("gateway"), **view}
+    others = [other["url"] for other in stacks[1:]]
+    return {
+        "url": note["url"],
+        "model": note["model"],
+        "gateway": (gateway or {}).get("gateway"),
+        **view,
+        "others": others,
+    }
 
 
 async def _ask_all(services: list[dict[str, Any]]) -> list[Told]:

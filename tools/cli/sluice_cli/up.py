@@ -146,7 +146,8 @@ def check_installed(spec: StackSpec) -> None:
 
 
 def check_model(spec: StackSpec) -> None:
-    """All that an engine would refuse before it loads a weight, said before anything is started."""
+    """All that an engine would refuse before it loads a weight, and what a gateway would of its tokenizer without
+    loading it, said before anything is started."""
     if spec.model is not None:
         if not (spec.model / "config.json").exists():
             raise UpError(f"--model {spec.model}: no config.json there; give the directory of a checkpoint")
@@ -154,6 +155,7 @@ def check_model(spec: StackSpec) -> None:
             raise UpError(f"--model {spec.model}: no tokenizer.json there; copy the one that came with the checkpoint")
         if not any(spec.model.glob("*.safetensors")):
             raise UpError(f"--model {spec.model}: no *.safetensors there; weights in other formats are not read")
+        _check_texts(spec.model)
     try:
         role = spec.roles[0][0]
         resolve(msgspec.convert(spec.engine_spec(role, "check", Path("/"), "none"), EngineSpec))
@@ -161,6 +163,18 @@ def check_model(spec: StackSpec) -> None:
         raise UpError(f"--model {spec.model}: {error}") from error
     except SpecError as error:
         raise UpError(f"{_option(str(error), spec)}{error}") from error
+
+
+def _check_texts(model: Path) -> None:
+    from sluice_gateway.settings import sampling_defaults  # orjson, which check_installed has looked for
+    from sluice_gateway.tokenizer_files import TokenizerError, check_files, read_config
+
+    generation = model / "generation_config.json"
+    try:
+        check_files(model)
+        sampling_defaults(read_config(generation), str(generation))
+    except (TokenizerError, ValueError) as error:
+        raise UpError(f"--model {model}: {error}") from error
 
 
 def _option(problem: str, spec: StackSpec) -> str:
@@ -180,9 +194,13 @@ def _is_installed(name: str) -> bool:
 
 def _first_key(path: Path) -> str:
     try:
-        keys = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        keys = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except OSError as error:
         raise UpError(f"--api-keys-file {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UpError(
+            f"--api-keys-file {path}: not UTF-8 text ({error.reason} at {error.start}); one key a line"
+        ) from error
     if not keys:
         raise UpError(f"--api-keys-file {path}: no key in it; leave it out to let everybody in")
     return keys[0]
