@@ -279,7 +279,7 @@ class Leader:
 
     def _plan_and_send(self) -> None:
         self.marks.planning()
-        while self._results and self._results[0].number <= self.state.visible_through:
+        while self._results and self.state.sees(self._results[0].number):
             self._facts.append(StepDone(self._results.popleft()))
         facts, self._facts = self._facts, []
         hooks.reach("leader.plan")
@@ -292,7 +292,7 @@ class Leader:
                 self.marks.published()
             else:
                 self.marks.resting(self._runnable(starving(self.state)[1]))
-            if planned.progressed or (self._results and self._results[0].number <= self.state.visible_through):
+            if planned.progressed or (self._results and self.state.sees(self._results[0].number)):
                 self._kick()  # else only a fact can change anything, and brings its own turn
             elif not self.state.sequences:
                 self._check_when_idle()

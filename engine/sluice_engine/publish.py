@@ -124,6 +124,14 @@ def merge_batches(batches: Sequence[TokenBatch]) -> TokenBatch:
     rows: dict[int, list[int]] = {}
     told: dict[int, dict[int, TokenLogprobs]] = {}  # stream -> by index in its row
     for batch in batches:
+        if len(batch.tokens) == len(batch.streams) and not batch.logprobs:  # a token each, as nearly always
+            for number, token in zip(batch.streams, batch.tokens, strict=True):
+                row = rows.get(number)
+                if row is None:
+                    rows[number] = [token]
+                else:
+                    row.append(token)
+            continue
         at, logprobs = 0, dict(batch.logprobs)
         for number, count in zip(batch.streams, batch.counts, strict=True):
             row = rows.get(number)

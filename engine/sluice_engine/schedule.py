@@ -3,7 +3,7 @@
 The state is moved, not copied: the caller gives it away and goes on with what it has become. Equal states and equal
 facts make equal plans; the step records' chain digests prove it.
 
-`plan(N)` sees results of steps <= N-2 only, in lockstep and in overlap alike (`SchedulerState.visible_through`). A row
+`plan(N)` sees results of steps <= N-2 only, in lockstep and in overlap alike (`SchedulerState.sees`). A row
 that chose a stop token therefore runs one surplus step, whose token is dropped.
 """
 
@@ -90,7 +90,8 @@ class _Planner(StepBuilder):
 
     def _apply_result(self, fact: StepDone) -> None:
         number = fact.result.number
-        if number > self.visible_through or number != self.state.completed + 1:
+        is_shown = number < self.number - 1 or (number == self.number - 1 and self.sees_last)
+        if not is_shown or number != self.state.completed + 1:
             raise LedgerError(f"plan {self.number} was shown the result of step {number}")
         rows, sequences = self.state.in_flight.pop(number), self.state.sequences
         self.state.completed = number
@@ -236,12 +237,22 @@ class _Planner(StepBuilder):
 
     def schedule_decodes(self) -> None:
         size, decoding = self.limits.page_tokens, Phase.DECODING
+        work, rows, number, scheduled = self.work, self.rows, self.number, 0
         for sequence in list(self.state.sequences.values()):
             # An earlier turn of this loop may have preempted it.
             if sequence.phase is not decoding or hooks.holds_one("leader.schedule", sequence.id):
                 continue
-            if sequence.computed < len(sequence.pages) * size or self._add_page(sequence):
-                self._work(sequence, (), sequence.computed + 1, sample=True)
+            computed = sequence.computed
+            if computed < len(sequence.pages) * size or self._add_page(sequence):
+                # As `_work` does it: nearly every row of nearly every step is one of these.
+                row = sequence.row
+                assert row is not None
+                work.append(RowWork(row, computed, (), True))
+                sequence.computed, sequence.last_step = computed + 1, number
+                sequence.sampled += 1
+                rows[row] = sequence.id
+                scheduled += 1
+        self.tokens_left -= scheduled
 
     def _add_page(self, sequence: Sequence) -> bool:
         """Append the page that the next position needs; under pressure the newest sequence makes way."""

@@ -37,18 +37,23 @@ class SchedulerState:
     @property
     def can_run(self) -> bool:
         """Whether some sequence has something to compute."""
-        return bool(self.waiting) or any(
-            s.phase is Phase.PREFILLING or (s.phase is Phase.DECODING and not s.is_exhausted)
-            for s in self.sequences.values()
-        )
+        if self.waiting:
+            return True
+        prefilling, decoding = Phase.PREFILLING, Phase.DECODING
+        for sequence in self.sequences.values():
+            phase = sequence.phase
+            if phase is decoding:
+                if not sequence.is_exhausted:
+                    return True
+            elif phase is prefilling:
+                return True
+        return False
 
-    @property
-    def visible_through(self) -> int:
-        """The next plan sees the results of all steps up to this one, and of no later one.
-
-        While something can run that is N-2; when nothing can, or what waits has no place, every step planned so far.
-        """
-        return self.next_number - (2 if self.can_run and not self.stalled else 1)
+    def sees(self, step: int) -> bool:
+        """Whether the next plan, N, sees the result of that step: while something can run, of those up to N-2; when
+        nothing can, or what waits has no place, of every step planned so far."""
+        behind = self.next_number - step
+        return behind > 1 or (behind == 1 and (self.stalled or not self.can_run))
 
     @property
     def has_work(self) -> bool:

@@ -28,7 +28,7 @@ class StepBuilder:
     def __init__(self, state: SchedulerState) -> None:
         self.state, self.ledger, self.cache, self.limits = state, state.ledger, state.cache, state.limits
         self.number = state.next_number
-        self.visible_through = state.visible_through
+        self.sees_last = state.sees(self.number - 1)  # before any fact moves it
         self.reserved: list[RecordRef] = []
         self.filling: list[RecordRef] = []
         self.committed: list[RecordRef] = []

@@ -44,7 +44,7 @@ class UnderWay:
 
     def may_plan(self, state: SchedulerState) -> bool:
         """Whether all results are in that the next plan sees; in lockstep, whether all are. Both make equal plans."""
-        return not self._steps or (not self._lockstep and self._steps[0].number > state.visible_through)
+        return not self._steps or (not self._lockstep and not state.sees(self._steps[0].number))
 
     def add(self, planned: Plan, ranks: Iterable[int], now: float) -> None:
         self._steps.append(SentStep(planned, now, dict.fromkeys(ranks)))

@@ -85,7 +85,7 @@ class Schedule:
         self.facts.append(PullGranted(sequence, f"lease-{sequence}", "peer", records))
 
     def step(self, token: int = 1) -> Plan:
-        while self.results and self.results[0].number <= self.state.visible_through:
+        while self.results and self.state.sees(self.results[0].number):
             self.facts.append(StepDone(self.results.popleft()))
         facts, self.facts = self.facts, []
         self.state, planned = plan(self.state, facts)

@@ -110,7 +110,7 @@ class Engine:
 
     def step(self) -> Plan:
         """One turn. In overlap the step before runs after this one was planned; in lockstep it ran before."""
-        while self.results and self.results[0].number <= self.state.visible_through:
+        while self.results and self.state.sees(self.results[0].number):
             self.facts.append(StepDone(self.results.popleft()))
         if self.overlap and (self.state.stalled or not self.state.can_run):
             self._execute_all()

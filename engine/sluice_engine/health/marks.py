@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sluice_engine.health.layout import Blob, Field, Phase, Readiness, Writer
 from sluice_engine.health.recorder import Recorder, Row, unrecorded
@@ -13,8 +13,7 @@ from sluice_engine.health.throughput import Throughput
 MIRROR_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
+class _Sent(NamedTuple):
     tokens: int
     rows: int
     expected_ns: int
@@ -31,6 +30,7 @@ class LeaderMarks:
         self.grpc: Row = unrecorded("leader.grpc") if recorder is None else recorder.row("leader.grpc")
         self._throughput = Throughput(cold_ns)
         self._steps: deque[_Sent] = deque()  # under way, oldest first
+        self._rows = self._expected_ns = 0  # of all of them
         self._mirrored_ns = self._read = 0
 
     @property
@@ -74,23 +74,27 @@ class LeaderMarks:
         expected = self._throughput.expected(tokens)
         self._steps.append(_Sent(tokens, rows or 1, expected))
         self.row.step(number + 1)
-        self._mark_under_way()
+        self._under_way(rows or 1, expected)
         self.row.enter(Phase.SERVING)
         if self.recorder is not None:
             self.recorder.step_sent(number, frame, chain, tokens, rows, expected)
 
     def done(self, number: int, elapsed_ns: int) -> None:
         """`elapsed_ns`: since it was sent, or since the one before was done."""
-        self._throughput.measured(self._steps.popleft().tokens, elapsed_ns)
+        step = self._steps.popleft()
+        self._throughput.measured(step.tokens, elapsed_ns)
         self.row.progress(number + 1)
-        self._mark_under_way()
+        self._under_way(-step.rows, -step.expected_ns)
         self.row.enter(Phase.PUBLISHING)
         if self.recorder is not None:
             self.recorder.step_done(number)
 
-    def _mark_under_way(self) -> None:
-        self.row.expect(sum(step.expected_ns for step in self._steps))
-        self.row.pending(sum(step.rows for step in self._steps))
+    def _under_way(self, rows: int, expected_ns: int) -> None:
+        """So many more."""
+        self._rows += rows
+        self._expected_ns += expected_ns
+        self.row.expect(self._expected_ns)
+        self.row.pending(self._rows)
 
     def published(self) -> None:
         """What comes next on this loop may be anybody's callback."""
