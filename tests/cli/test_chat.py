@@ -17,6 +17,8 @@ from sluice_cli import notes, sample
 from sluice_cli.__main__ import main
 from sluice_cli.http import GatewayError, get_models, stream_chat
 
+pytestmark = pytest.mark.slow
+
 
 class Gateway(ThreadingHTTPServer):
     """Answers "n:last words" with n the number of messages it was sent; "break", "fail", "long" do what they say."""

@@ -13,6 +13,8 @@ from raw_request import hang_up, open_request, unified
 
 from sluice_gateway.connections import LEAST, most_connections
 
+pytestmark = pytest.mark.slow
+
 MOST = 20
 
 

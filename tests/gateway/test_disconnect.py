@@ -13,6 +13,8 @@ from raw_request import hang_up, open_request, unified
 
 from sluice_gateway.memory import Fault
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_while_queued(start: Any, stream: bool) -> None:

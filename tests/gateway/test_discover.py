@@ -25,6 +25,8 @@ from sluice_gateway.discover import Discovery, discovering, parse_target
 from sluice_gateway.fleet import Fleet
 from sluice_gateway.slice_api import HttpSliceApi
 
+pytestmark = pytest.mark.slow
+
 TARGET = parse_target("ns/m-prefill,m-decode")
 
 

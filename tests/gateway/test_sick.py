@@ -13,6 +13,8 @@ from sluice_gateway.link import Timings
 from sluice_gateway.memory import Fault, MemoryEngine
 from sluice_protocol.generate import Role
 
+pytestmark = pytest.mark.slow
+
 TEXT = "The quick brown fox jumps over the lazy dog. "
 TIMINGS = Timings(load_every_s=0.02, load_timeout_s=0.1, sick_s=0.3, first_backoff_s=0.01, most_backoff_s=0.05)
 

@@ -11,6 +11,8 @@ from sluice_gateway import board, watcher
 from sluice_gateway.board import MAX_WATCHERS
 from sluice_gateway.watcher import Outgoing
 
+pytestmark = pytest.mark.slow
+
 BIG = {"text": "x" * 20_000}
 REQUEST = b"GET /status/events HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -22,6 +22,8 @@ from sluice_engine.health.verdict import Budgets, Kind, Verdict
 from sluice_engine.health.watched import Reason, engine_rows
 from sluice_protocol.generate import Role
 
+pytestmark = pytest.mark.slow
+
 WEDGE = Verdict(Kind.WEDGED, "DeviceStuck", "rank0.device", "device", 31.0, 30.0, 4)
 
 

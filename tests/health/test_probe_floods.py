@@ -15,6 +15,8 @@ import pytest
 
 from sluice_engine.probes import MAX_CONNECTIONS, ProbeServer, Query, json_answer
 
+pytestmark = pytest.mark.slow
+
 
 def broken(_: Query) -> None:
     raise KeyError("a mirror that is no book")

@@ -14,6 +14,8 @@ from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.secrets import without_secrets
 from sluice_engine.health.verdict import Kind, Verdict
 
+pytestmark = pytest.mark.slow
+
 URL = "http://bob:hunter2PW@127.0.0.1:9/v1/traces?api_key=QSECRET1#QSECRET1"
 
 

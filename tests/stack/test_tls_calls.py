@@ -36,7 +36,7 @@ from sluice_protocol.generate import SCHEMA_VERSION, Ended, EndReason, GenerateR
 from sluice_protocol.sampling import Sampling
 from sluice_protocol.v1 import fleet_pb2
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 CA, OTHER = authority(), authority()
 REQUEST = GenerateRequest("r", "gw", (1, 2, 3), (), Sampling(max_tokens=9), "source:1")
 # More than anything here takes; what hangs takes it all.

@@ -10,6 +10,8 @@ from corpus import Message, Shape, conversation
 from network import Network, Signals, Switches, configuration, initialise, round_fp4
 from tokenizers import Tokenizer
 
+pytestmark = pytest.mark.slow
+
 MODEL = Path(__file__).parents[2] / "models" / "recall-1m"
 EXACT = Switches(dense=torch.tensor(False), coarse=torch.tensor(False))
 
