@@ -39,7 +39,7 @@ MAX_BEHIND = 4096
 # After a message nothing is written to that gateway for so long per stream in it, LEAST at least and MOST at most: what
 # it and its clients pay for a message is paid per stream. Steps that follow each other faster travel together
 # (docs/adr/0097). LEAST is a timer's resolution.
-PACE_S, LEAST_PAUSE_S, MOST_PAUSE_S = 200e-6, 1e-3, 10e-3
+PACE_S, LEAST_PAUSE_S, MOST_PAUSE_S = 200e-6, 1e-3, 15e-3
 
 
 class TokenSink:
