@@ -24,6 +24,6 @@ def weight_files(directory: Path) -> list[Path]:
     if not files:
         raise BadWeights(f"directory {directory} has no safetensors files; name a model directory")
     for file in files:
-        if not file.is_file():
+        if not file.exists():
             raise BadWeights(f"file {file.relative_to(directory)} is in the index but not in {directory}; fetch it")
     return files
