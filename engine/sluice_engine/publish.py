@@ -5,6 +5,7 @@ The scheduler learns of a stop token one plan later; whatever a row chose after 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
@@ -121,22 +122,16 @@ def merge_batches(batches: Sequence[TokenBatch]) -> TokenBatch:
     """One batch with the tokens of all, a row per stream, each in order. `step` is the last one's."""
     if len(batches) == 1:
         return batches[0]
-    rows: dict[int, list[int]] = {}
+    rows: defaultdict[int, list[int]] = defaultdict(list)
     told: dict[int, dict[int, TokenLogprobs]] = {}  # stream -> by index in its row
     for batch in batches:
         if len(batch.tokens) == len(batch.streams) and not batch.logprobs:  # a token each, as nearly always
             for number, token in zip(batch.streams, batch.tokens, strict=True):
-                row = rows.get(number)
-                if row is None:
-                    rows[number] = [token]
-                else:
-                    row.append(token)
+                rows[number].append(token)
             continue
         at, logprobs = 0, dict(batch.logprobs)
         for number, count in zip(batch.streams, batch.counts, strict=True):
-            row = rows.get(number)
-            if row is None:
-                row = rows[number] = []
+            row = rows[number]
             for index in range(at, at + count) if logprobs else ():
                 if index in logprobs:
                     told.setdefault(number, {})[len(row) + index - at] = logprobs[index]

@@ -237,22 +237,12 @@ class _Planner(StepBuilder):
 
     def schedule_decodes(self) -> None:
         size, decoding = self.limits.page_tokens, Phase.DECODING
-        work, rows, number, scheduled = self.work, self.rows, self.number, 0
         for sequence in list(self.state.sequences.values()):
             # An earlier turn of this loop may have preempted it.
             if sequence.phase is not decoding or hooks.holds_one("leader.schedule", sequence.id):
                 continue
-            computed = sequence.computed
-            if computed < len(sequence.pages) * size or self._add_page(sequence):
-                # As `_work` does it: nearly every row of nearly every step is one of these.
-                row = sequence.row
-                assert row is not None
-                work.append(RowWork(row, computed, (), True))
-                sequence.computed, sequence.last_step = computed + 1, number
-                sequence.sampled += 1
-                rows[row] = sequence.id
-                scheduled += 1
-        self.tokens_left -= scheduled
+            if sequence.computed < len(sequence.pages) * size or self._add_page(sequence):
+                self._work(sequence, (), sequence.computed + 1, sample=True)
 
     def _add_page(self, sequence: Sequence) -> bool:
         """Append the page that the next position needs; under pressure the newest sequence makes way."""

@@ -35,9 +35,7 @@ class Trailer(NamedTuple):
 
     def is_in(self, data: bytes | memoryview) -> bool:
         """Does `data` begin with exactly this trailer?"""
-        format_id, identity, generation, valid, digest = self
-        told = _FIELDS.pack(MAGIC, valid, bytes.fromhex(format_id), identity, generation, digest)
-        return bytes(data[: _FIELDS.size]) == told
+        return bytes(data[: _FIELDS.size]) == self.pack()[: _FIELDS.size]
 
     @staticmethod
     def unpack(data: bytes | memoryview) -> Trailer:

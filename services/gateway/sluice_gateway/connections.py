@@ -6,10 +6,10 @@ import asyncio
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Generic, TypeVar
 
 from sluice_gateway.errors import ApiError, headers_too_large, too_many_connections
+from sluice_gateway.framing import response_head
 
 T = TypeVar("T")
 # For engines, files, and what libraries open.
@@ -22,10 +22,9 @@ MAX_HEAD_BYTES = 64 * 1024
 
 def answer_before_a_request(error: ApiError) -> bytes:
     """For a connection that ends with it: HTTP/1.1 as it is on the wire."""
-    body, status = error.body(), HTTPStatus(error.status)
-    line = b"HTTP/1.1 %d %b" % (status, status.phrase.encode())
+    body = error.body()
     headers = [*error.headers(), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
-    return b"\r\n".join((line, *(b"%b: %b" % header for header in headers), b"", body))
+    return response_head(error.status, headers) + body
 
 
 TOO_MANY = answer_before_a_request(too_many_connections())

@@ -3,7 +3,7 @@ it is, and the connection's end is its end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from http import HTTPStatus
 from typing import Any
 
@@ -64,7 +64,8 @@ class BareSend:
             return
         if not cycle.response_started:
             cycle.response_started = True
-            cycle.transport.write(_head(message, cycle.default_headers))
+            headers = [*cycle.default_headers, *message.get("headers", ()), (b"connection", b"close")]
+            cycle.transport.write(response_head(message["status"], headers))
             return
         cycle.transport.write(message.get("body", b""))
         if not message.get("more_body", False):
@@ -80,8 +81,7 @@ def _is_open(start: Mapping[str, Any]) -> bool:
     return start["status"] not in BODYLESS and b"content-length" not in names
 
 
-def _head(start: Mapping[str, Any], default_headers: list[tuple[bytes, bytes]]) -> bytes:
-    status = HTTPStatus(start["status"])
-    headers = [*default_headers, *start.get("headers", ()), (b"connection", b"close")]
-    lines = (b"HTTP/1.1 %d %b" % (status, status.phrase.encode()), *(b"%b: %b" % header for header in headers))
-    return b"\r\n".join((*lines, b"", b""))
+def response_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """HTTP/1.1 as it is on the wire, to where the body begins."""
+    line = b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode())
+    return b"\r\n".join((line, *(b"%b: %b" % header for header in headers), b"", b""))

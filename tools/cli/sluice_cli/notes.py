@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "sluice-up-"
+NONE_RUNS = "no `sluice up` of yours runs on this machine"
 
 
 def note_path(pid: int) -> Path:
@@ -45,20 +46,14 @@ def read_stacks() -> list[dict[str, Any]]:
     return sorted(notes, key=lambda note: (note["is_ready"], note["born"], note["pid"]), reverse=True)
 
 
-def read_stack() -> dict[str, Any]:
-    """The first of them. Raises OSError when there is none."""
-    stacks = read_stacks()
-    if not stacks:
-        raise FileNotFoundError("no `sluice up` of yours runs on this machine")
-    return stacks[0]
-
-
 def read_note() -> str:
     """URL of the `sluice up` that serves here. Raises OSError when there is none."""
-    told = read_stack()
-    if not told["is_ready"]:
+    stacks = read_stacks()
+    if not stacks:
+        raise FileNotFoundError(NONE_RUNS)
+    if not stacks[0]["is_ready"]:
         raise FileNotFoundError("your `sluice up` on this machine is still starting")
-    return str(told["url"])
+    return str(stacks[0]["url"])
 
 
 def remove_note() -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from sluice_cli.http import GatewayError, get_json
-from sluice_cli.notes import read_stacks
+from sluice_cli.notes import NONE_RUNS, read_stacks
 from sluice_engine.health.view import Told, stack_view
 from sluice_engine.probe_client import NoAnswer, ask_json
 
@@ -82,9 +82,7 @@ def from_supervisors() -> dict[str, Any]:
     of its services has said where its supervisor answers."""
     stacks = read_stacks()
     if not stacks:
-        raise StatusError(
-            "no `sluice up` of yours runs on this machine. Start one with `sluice up`, or give --url of a gateway."
-        )
+        raise StatusError(f"{NONE_RUNS}. Start one with `sluice up`, or give --url of a gateway.")
     note = stacks[0]
     if not note["services"]:
         raise StatusError(f"the `sluice up` with pid {note['pid']} has not started its services yet")
