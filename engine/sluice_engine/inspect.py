@@ -34,6 +34,7 @@ def summary(leader: Leader) -> dict[str, Any]:
         "cached": {"pages": len(state.cache), "snapshots": state.cache.num_snapshots},
         "sequences": dict(Counter(sequence.phase.value for sequence in state.sequences.values())),
         "rooms": dict(leader.rooms.summary()),
+        "transport": leader.rooms.describe_transport(),
         "streams": len(leader.generations),
         "gateways": len(leader.sinks),
         "waiting": len(state.waiting),

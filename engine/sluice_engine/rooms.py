@@ -75,6 +75,10 @@ class TransferPort(Protocol):
         """Whether a pull could be posted just now."""
         ...
 
+    def describe(self) -> dict[str, object]:
+        """Its name, process, and the lane that its self-test measured; empty while it is being started."""
+        ...
+
     def attach(self, peer: SourceHello) -> None: ...
 
     def pull(self, pulls: PullSet) -> bool:
@@ -445,3 +449,6 @@ class Rooms:
 
     def summary(self) -> Mapping[str, int]:
         return {"source": len(self.sources), "reader": len(self.readers)}
+
+    def describe_transport(self) -> dict[str, object]:
+        return self.transfer.describe() if self.transfer is not None else {}

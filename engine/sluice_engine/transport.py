@@ -114,6 +114,7 @@ class Transport:
             "lane": hello.lane.lane,
             "bytes_per_second": hello.lane.bytes_per_second,
             "warning": hello.lane.warning,
+            "lanes": hello.lane.lanes,
         }
 
     # -- TransferPort ----------------------------------------------------------------------------------------------

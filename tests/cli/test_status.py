@@ -32,6 +32,7 @@ def status(name: str, **more: Any) -> dict[str, Any]:
         "ledger": {"page": {"free": 50, "filling": 10, "live": 40, "stranded": 0}},
         "sequences": {"decoding": 3},
         "rooms": {"source": 1, "reader": 2},
+        "transport": {"name": "nixl", "lane": "tcp", "lanes": "tcp,self", "bytes_per_second": 5e8, "warning": ""},
         "waiting": 1,
         "max_running": 8,
         "oldest_waiting_s": 0.5,
@@ -151,7 +152,7 @@ def test_a_gateway_elsewhere_is_asked_for_its_own_view(capsys, supervisor):
 def test_the_table_has_state_numbers_bars_threads_and_events():
     text = table(stack_view([Told("decode-0", "decode", "http://x:1", status("decode-0"))]))
     (service,) = [line for line in text.splitlines() if line.startswith("decode-0  ") and "progressing" in line]
-    assert service.split() == ["decode-0", "ready", "progressing", "1", "2/8", "3", "6", "4711", "64", "MiB"]
+    assert service.split() == ["decode-0", "ready", "progressing", "1", "2/8", "3", "6", "tcp", "4711", "64", "MiB"]
     (pool,) = [line for line in text.splitlines() if "page" in line]
     assert pool.count("█") == 15
     assert "40 live, 10 filling of 100" in pool

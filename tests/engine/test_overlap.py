@@ -223,6 +223,9 @@ class Transport:
 
     def stream_ended(self, lease_id: str) -> None: ...
 
+    def describe(self) -> dict[str, object]:
+        return {}
+
 
 class Leases:
     def open_reader(self, *told: object) -> None: ...

@@ -29,8 +29,9 @@ from pathlib import Path
 from sluice_engine.pool import Pools, create_memory, map_pools
 from sluice_engine.step import PullItem
 from sluice_engine.transfer.contract import DONE, PENDING
+from sluice_engine.transfer.lanes import choose_lanes, count_nvidia_gpus
 from sluice_engine.transfer.messages import FrameReader, PullFailed, RecordsDone, SidecarHello, decode_report
-from sluice_engine.transfer.nixl import DEFAULT_LANES, NixlSettings, NixlTransfer, load_nixl
+from sluice_engine.transfer.nixl import NixlSettings, NixlTransfer, load_nixl
 from sluice_engine.transfer.plan import Piece, Run
 from sluice_engine.transfer.puller import Puller
 from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, write_spec
@@ -161,7 +162,7 @@ class Reader:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--lanes", default=DEFAULT_LANES)
+    parser.add_argument("--lanes", default=choose_lanes(count_nvidia_gpus()))
     args = parser.parse_args()
     layouts = flash_like()
     nbytes = RECORDS * layouts.page.record_bytes

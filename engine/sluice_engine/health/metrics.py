@@ -102,6 +102,12 @@ def _transfer(key: str) -> Callable[[Status], Iterator[Sample]]:
     return samples
 
 
+def _lane(status: Status) -> Iterator[Sample]:
+    transport = (status.get("books") or {}).get("transport") or {}
+    if transport:
+        yield (transport["name"], transport["lane"]), float(transport["bytes_per_second"])
+
+
 def _memory(status: Status) -> Iterator[Sample]:
     for process, nbytes in status["memory_bytes"].items():
         yield (process,), float(nbytes)
@@ -157,6 +163,13 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("sluice_transfer_leases", G, (), "leases that the transport pulls for", _transfer("leases")),
     MetricSpec("sluice_transfer_reads_in_flight", G, (), "READs that are not terminal", _transfer("in_flight")),
     MetricSpec("sluice_transfer_stranded_records", G, (), "records a late READ may still reach", _transfer("stranded")),
+    MetricSpec(
+        "sluice_transfer_lane_bytes_per_second",
+        G,
+        ("transport", "lane"),
+        "what the transport's self-test measured at its start, and over which lane",
+        _lane,
+    ),
     MetricSpec("sluice_transfer_events", C, ("event",), "counters of the transport", _transfer_counters),
     MetricSpec("sluice_gateway_queued", G, (), "requests that wait for a place", _gateway("queued")),
     MetricSpec("sluice_gateway_running", G, (), "requests that run", _gateway("running")),

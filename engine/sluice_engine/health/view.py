@@ -124,6 +124,7 @@ def _books(books: Status) -> dict[str, Any]:
         },
         "sequences": dict(sequences),
         "rooms": dict(books.get("rooms", {})),
+        "transport": dict(books.get("transport", {})),
         "pools": [
             {"name": name, "total": sum(states.values()), "states": dict(states)}
             for name, states in books.get("ledger", {}).items()

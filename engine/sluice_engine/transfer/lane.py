@@ -39,7 +39,7 @@ def measure_lane(nixl: ModuleType, settings: NixlSettings, name: str) -> LaneRep
         raise TransferUnavailable(f"the self-test's READ failed: {type(error).__name__}: {error}") from error
     lane, expected = "tcp" if over_tcp > 0.5 else "cma", "cma" if "cma" in settings.lanes.split(",") else "tcp"
     warning = "" if lane == expected else f"lane is {lane}, expected was {expected}: is ptrace permitted here?"
-    return LaneReport(lane, expected, _BYTES / seconds, warning)
+    return LaneReport(lane, expected, _BYTES / seconds, warning, settings.lanes)
 
 
 def _probe(nixl: ModuleType, name: str) -> tuple[float, float]:

@@ -64,12 +64,16 @@ Command = Attach | Detach | Pull | Stop | Forget | AskStats | Allow
 
 
 class LaneReport(Message, frozen=True, array_like=True, tag=True):
-    """What the start-up self-test saw between two agents of this process. `warning`: empty when all is as expected."""
+    """What the start-up self-test measured between two agents of this process.
+
+    `warning`: empty when all is as expected. `lanes`: what UCX could choose from; empty where no UCX is used.
+    """
 
     lane: str
     expected: str
     bytes_per_second: float
     warning: str = ""
+    lanes: str = ""
 
 
 class SidecarHello(Message, frozen=True, array_like=True, tag=True):

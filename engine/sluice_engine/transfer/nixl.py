@@ -28,7 +28,6 @@ from sluice_engine.transfer.seal import open_seal
 from sluice_protocol.source import SourceHello
 from sluice_records import RecordKind
 
-DEFAULT_LANES = "tcp,cma,self"
 # How often NIXL's progress thread looks without being told (docs/adr/0110). Over TCP it must, now and then: UCX misses
 # wake-ups. By CMA nothing comes that it would miss, and every look is a wake-up of this process.
 PROGRESS_DELAY_US = 1000
@@ -41,9 +40,9 @@ _PACKAGES = ("nixl_cu13", "nixl_cu12")
 
 @dataclass(frozen=True, slots=True)
 class NixlSettings:
-    """`lanes` differ from the default in tests only. `one_host`: all peers are on this machine, use loopback."""
+    """`lanes`: the value of `UCX_TLS` (`lanes.choose_lanes`). `one_host`: all peers are on this machine, use loopback."""
 
-    lanes: str = DEFAULT_LANES
+    lanes: str
     one_host: bool = False
     tcp_port_range: str = ""
 

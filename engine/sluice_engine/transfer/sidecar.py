@@ -29,11 +29,11 @@ from sluice_engine.pool import map_pools
 from sluice_engine.processes import give_way
 from sluice_engine.transfer.errors import TransferUnavailable
 from sluice_engine.transfer.lane import measure_lane
+from sluice_engine.transfer.lanes import choose_lanes, count_nvidia_gpus
 from sluice_engine.transfer.marks import SidecarMarks
 from sluice_engine.transfer.messages import LaneReport, SidecarHello
 from sluice_engine.transfer.nixl import (
     CMA_PROGRESS_DELAY_US,
-    DEFAULT_LANES,
     PROGRESS_DELAY_US,
     NixlSettings,
     NixlTransfer,
@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         spec = read_spec(args.spec_fd)
         if len(spec.key) != KEY_BYTES:
             raise ValueError(f"the key has {len(spec.key)} bytes, not {KEY_BYTES}")
-        transfer, puller, lane = build(spec, args.memory_fd, args.lanes, marks)
+        transfer, puller, lane = build(spec, args.memory_fd, args.lanes or choose_lanes(count_nvidia_gpus()), marks)
     except (msgspec.DecodeError, ValueError, OSError) as error:
         end_process(EXIT_SPEC, "BadSpec", str(error))
     except TransferUnavailable as error:
@@ -83,7 +83,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
     )
     poller = Poller(puller, server.emit, lambda error: end_process(EXIT_THREAD_DIED, "PollerDied", repr(error)), marks)
     poller.start()
-    report_line({"event": "ready", "agent": hello.agent_name, "lane": lane.lane, "warning": lane.warning})
+    report_line(
+        {"event": "ready", "agent": hello.agent_name, "lane": lane.lane, "lanes": lane.lanes, "warning": lane.warning}
+    )
     faulthandler.cancel_dump_traceback_later()
     parent = os.getppid()
     try:
@@ -160,7 +162,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--recorder", type=Path, help="the flight recorder, in the engine's run directory")
     parser.add_argument("--faults", default="", help=argparse.SUPPRESS)
     # For tests, which need a lane with a real window in flight, and to hold the poller between pieces.
-    parser.add_argument("--lanes", default=DEFAULT_LANES, help=argparse.SUPPRESS)
+    parser.add_argument("--lanes", default="", help=argparse.SUPPRESS)
     parser.add_argument("--test-hooks", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 

@@ -64,7 +64,7 @@ def _services(services: list[View], is_wide: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("service", "state", "verdict", *(("culprit", "age") if is_wide else ())):
         table.add_column(name, no_wrap=True)
-    for name in ("waiting", "running", "rooms", *(("reads", "step") if is_wide else ()), "memory"):
+    for name in ("waiting", "running", "rooms", *(("reads", "lane", "step") if is_wide else ()), "memory"):
         table.add_column(name, justify="right", no_wrap=True)
     for service in services:
         state = Text(service["state"], style=_STYLES.get(service["state"], ""))
@@ -81,10 +81,10 @@ def _numbers(service: View, is_wide: bool) -> tuple[str, ...]:
     memory = megabytes(service["memory_bytes"])
     if service["role"] == "gateway":
         told = service["gateway"]
-        return str(told.get("queued", "")), str(told.get("running", "")), "", *(("", "") if is_wide else ()), memory
+        return str(told.get("queued", "")), str(told.get("running", "")), "", *(("", "", "") if is_wide else ()), memory
     queue, rooms, reads = service["queue"], service["rooms"], service["transfers"].get("in_flight", "")
     running = f"{queue['running']}/{queue['max_running']}"
-    more = (str(reads), str(service["step"])) if is_wide else ()
+    more = (str(reads), service["transport"].get("lane", ""), str(service["step"])) if is_wide else ()
     return str(queue["waiting"]), running, str(sum(rooms.values())), *more, memory
 
 
