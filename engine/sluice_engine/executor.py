@@ -8,7 +8,9 @@ from sluice_engine.mirror import RecordMirror
 from sluice_engine.pool import Pools
 from sluice_engine.step import (
     CHAIN_START,
+    BadRecord,
     BatchModel,
+    Check,
     Close,
     RecordDigest,
     SampledRow,
@@ -44,6 +46,9 @@ class Executor:
     def execute(self, record: StepRecord) -> StepResult:
         started = time.monotonic_ns()
         self._move_records(record)
+        began = time.monotonic_ns()
+        bad = self._check(record.checks)
+        check_ns = time.monotonic_ns() - began
         for binding in record.rows_bound:
             self.model.bind(binding)
         for append in record.pages_appended:
@@ -56,7 +61,7 @@ class Executor:
         for copy in record.snapshots:
             self._snapshot(copy)
         digests = self._close(record.closed)
-        return StepResult(record.number, self.rank, sampled, digests, time.monotonic_ns() - started)
+        return StepResult(record.number, self.rank, sampled, digests, time.monotonic_ns() - started, bad, check_ns)
 
     def _move_records(self, record: StepRecord) -> None:
         for row in record.rows_freed:
@@ -71,6 +76,24 @@ class Executor:
             # The trailer names the new owner's life; payload and identity stay.
             self.pools[ref.kind].claim(ref.record, ref.generation)
         self.mirror.reopen(record.reopened)
+
+    def _check(self, checks: tuple[Check, ...]) -> tuple[BadRecord, ...]:
+        """Those whose trailer or bytes are not what was written."""
+        bad: list[BadRecord] = []
+        by_kind: dict[RecordKind, list[Check]] = {}
+        for check in checks:
+            self.mirror.check_closed(check.ref)
+            by_kind.setdefault(check.ref.kind, []).append(check)
+        for kind, of_kind in by_kind.items():
+            pool = self.pools[kind]
+            found = pool.digests([check.ref.record for check in of_kind], [check.identity for check in of_kind])
+            for check, digest in zip(of_kind, found, strict=True):
+                wanted = Trailer(
+                    pool.layout.format_id, check.identity, check.ref.generation, check.valid_tokens, digest
+                )
+                if (difference := pool.difference(check.ref.record, wanted)) is not None:
+                    bad.append(BadRecord(check.ref, f"rank {self.rank}: {': '.join(difference)}"))
+        return tuple(bad)
 
     def _resume(self, copy: StateCopy) -> None:
         self.mirror.check_readable(RecordKind.SNAPSHOT, copy.snapshot)

@@ -15,6 +15,8 @@ from typing import Protocol
 
 from sluice_engine import hooks, log
 from sluice_engine.admission import admit, starving
+from sluice_engine.condemn import condemn
+from sluice_engine.corruption import RECORD_CORRUPT, TOKENS_SUSPECT, Corruption, MemoryCorrupt
 from sluice_engine.errors import EngineError, LedgerError, RankFault
 from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.inspect import summary
@@ -23,10 +25,22 @@ from sluice_engine.load import describe_load
 from sluice_engine.publish import Published, Stream, publish_step, publish_token
 from sluice_engine.rooms import Rooms
 from sluice_engine.schedule import plan
-from sluice_engine.sequence import Aborted, EndCause, Fact, Gone, Mode, Sequence, SequenceSpec, StepDone
+from sluice_engine.scrubber import Scrubber
+from sluice_engine.sequence import (
+    Aborted,
+    Corrupted,
+    EndCause,
+    Fact,
+    Gone,
+    Mode,
+    ScrubDue,
+    Sequence,
+    SequenceSpec,
+    StepDone,
+)
 from sluice_engine.spec import EngineSpec, ResolvedEngine
 from sluice_engine.state import SchedulerState
-from sluice_engine.step import CHAIN_START, StepResult, encode_step, objection_to
+from sluice_engine.step import CHAIN_START, BadRecord, StepResult, encode_step, objection_to
 from sluice_engine.tracing import NO_TRACER, Span, Tracer
 from sluice_engine.turns import Turns
 from sluice_engine.under_way import SentStep, UnderWay
@@ -105,6 +119,8 @@ class Leader:
         )
         self.rooms = Rooms(self)
         self._turns = Turns()
+        self._scrubber = Scrubber()
+        self._corruption = Corruption()
         self.ranks: list[RankLink] = []
         self.sinks: dict[str, Callable[[TokenBatch], None]] = {}
         self.generations: dict[int, Generation] = {}  # by sequence
@@ -324,6 +340,8 @@ class Leader:
         self.marks.passed_over(passed.since, passed.number, self._describe(passed.first))
         if not self._under_way:
             self.marks.resting(self._runnable(waiting))
+        if (nbytes := self._scrubber.due(self.clock())) and self.state.cache:
+            self.tell(ScrubDue(nbytes))
         self.mirror_books()
 
     def _describe(self, passed: Sequence | None) -> str:
@@ -387,9 +405,47 @@ class Leader:
         if (following := self._under_way.oldest) is not None:
             self.rooms.pull(following.planned.record.pulls)
         self._kick()  # before anybody hears of this step: ranks wait for the next plan, not for who writes the tokens
-        self.rooms.on_result(planned, first)
+        self._scrubber.measured(max(result.check_ns for result in results), self.clock())
+        if bad := [entry for result in results for entry in result.bad]:
+            self._condemn(bad)
+        self.counters["records_checked"] += len(planned.record.checks)
+        self.rooms.on_result(planned, first, {entry.ref for entry in bad})
         self._publish(publish_step(self.streams, planned.rows, first))
         self.marks.published()
+
+    def _condemn(self, bad: list[BadRecord]) -> None:
+        """Closed records are not what was written: nothing that may have been computed from them is published any more,
+        and the next plan drops it. Several within a while are no accident: the engine ends itself."""
+        for entry in bad:
+            self.counters["records_corrupt"] += 1
+            ref = entry.ref
+            told = f"{ref.kind.value} record {ref.record} of generation {ref.generation} is not what was written"
+            log.warning("record corrupt", kind=ref.kind.value, record=ref.record, detail=entry.detail)
+            self.marks.say(f"RecordCorrupt: {told}: {entry.detail}")
+        refs = tuple(dict.fromkeys(entry.ref for entry in bad))
+        condemned = condemn(self.state, refs)
+        for sequence in condemned.sequences:
+            self._end_tainted(sequence, bad[0].detail)
+        self.tell(Corrupted(refs))
+        if self._corruption.counts(len(refs), self.clock()):
+            self.die(MemoryCorrupt(self._corruption.describe(), bad[0].detail))
+
+    def _end_tainted(self, sequence: int, detail: str) -> None:
+        """It may have computed from a bad record. What it published since then cannot be taken back, so only a sequence
+        that published nothing is tried again."""
+        generation, state = self.generations.get(sequence), self.state.sequences[sequence]
+        if state.mode is Mode.SOURCE:
+            self.rooms.refuse_tainted(sequence, detail)
+            return
+        # A reader's first token was computed by its source.
+        published = generation is not None and generation.stream.sent > int(state.mode is Mode.READER)
+        reason = TOKENS_SUSPECT if published else RECORD_CORRUPT
+        if sequence in self.rooms.readers:
+            self.rooms.on_failed(sequence, reason, detail)
+        else:
+            if generation is not None:
+                self.end(generation, EndReason.FAILED, reason, detail)
+            self.tell(Aborted(sequence, EndCause.FAILED))
 
     def _publish(self, published: Published) -> None:
         for gateway, batch in published.batches.items():

@@ -1,13 +1,14 @@
 """The leader's books: one physical state per record, a multiset of holders, a generation per life.
 
 FREE -> LIVE (reserve) -> FILLING (begin_fill) -> LIVE (commit) -> FREE (last holder dropped). A record that is FILLING
-becomes free only once its handles are terminal (`end_fill`), a STRANDED one only after the fence.
+becomes free only once its handles are terminal (`end_fill`), a STRANDED one only after the fence. A record whose bytes
+changed by themselves goes to QUARANTINED instead of FREE and stays there: its memory may be bad.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
@@ -22,6 +23,7 @@ class RecordState(IntEnum):
     FILLING = 1
     LIVE = 2
     STRANDED = 3
+    QUARANTINED = 4
 
 
 class HolderKind(StrEnum):
@@ -41,11 +43,20 @@ class Holder(NamedTuple):
 CACHE = Holder(HolderKind.CACHE, 0)
 
 
+class Seal(NamedTuple):
+    """What the trailer of a closed record must say: its identity and the tokens that it covers."""
+
+    identity: bytes
+    valid_tokens: int
+
+
 @dataclass(slots=True)
 class _Entry:
     state: RecordState = RecordState.FREE
     generation: int = 0
     closed: bool = False
+    seal: Seal | None = None
+    is_bad: bool = False
     # Whether ranks were told of this life; one that they never heard of ends without a word too.
     announced: bool = False
     holders: list[Holder] | None = None
@@ -59,10 +70,11 @@ class PoolCount:
     filling: int
     live: int
     stranded: int
+    quarantined: int = 0
 
     @property
     def total(self) -> int:
-        return self.free + self.filling + self.live + self.stranded
+        return self.free + self.filling + self.live + self.stranded + self.quarantined
 
 
 class Ledger:
@@ -73,6 +85,7 @@ class Ledger:
         self._free = {kind: deque(range(plan[kind])) for kind in RecordKind}
         self._stranded = Counter[RecordKind]()
         self._filling = Counter[RecordKind]()
+        self._quarantined = Counter[RecordKind]()
         # Lives that ended since `take_released`, of those ranks know about.
         self._released: list[RecordRef] = []
 
@@ -83,8 +96,8 @@ class Ledger:
 
     def count(self, kind: RecordKind) -> PoolCount:
         total, free = len(self._entries[kind]), len(self._free[kind])
-        filling, stranded = self._filling[kind], self._stranded[kind]
-        return PoolCount(free, filling, total - free - filling - stranded, stranded)
+        filling, stranded, bad = self._filling[kind], self._stranded[kind], self._quarantined[kind]
+        return PoolCount(free, filling, total - free - filling - stranded - bad, stranded, bad)
 
     def ref(self, kind: RecordKind, record: int) -> RecordRef:
         return RecordRef(kind, record, self._entries[kind][record].generation)
@@ -98,6 +111,19 @@ class Ledger:
 
     def is_closed(self, ref: RecordRef) -> bool:
         return self._entry(ref).closed
+
+    def seal(self, ref: RecordRef) -> Seal | None:
+        """Of a record that is LIVE and closed in this very generation; None of any other."""
+        entry = self._entries[ref.kind][ref.record]
+        is_sealed = entry.generation == ref.generation and entry.closed and entry.state is RecordState.LIVE
+        return entry.seal if is_sealed else None
+
+    def sealed_from(self, kind: RecordKind, start: int, looks: int) -> Iterator[tuple[RecordRef, Seal]]:
+        """Closed LIVE records among the `looks` records from number `start` on."""
+        for record in range(start, min(start + looks, len(self._entries[kind]))):
+            entry = self._entries[kind][record]
+            if entry.closed and entry.seal is not None and entry.state is RecordState.LIVE:
+                yield RecordRef(kind, record, entry.generation), entry.seal
 
     def holders(self, ref: RecordRef) -> tuple[Holder, ...]:
         return tuple(sorted(self._entry(ref).holders or ()))
@@ -120,6 +146,7 @@ class Ledger:
             record = free.popleft()
             entry = entries[record]
             entry.state, entry.closed, entry.announced, entry.holders = live, False, announce, [holder]
+            entry.seal = None
             entry.generation += 1
             refs.append(RecordRef(kind, record, entry.generation))
         return refs
@@ -150,22 +177,26 @@ class Ledger:
             if not entry.holders and entry.state is live:
                 self._to_free(ref, entry)
 
-    def close_all(self, refs: Iterable[RecordRef]) -> None:
-        for ref in refs:
-            self._expect(ref, RecordState.LIVE).closed = True
-
-    def close(self, ref: RecordRef) -> None:
-        self.close_all((ref,))
+    def close_all(self, refs: Iterable[RecordRef], seals: Iterable[Seal]) -> None:
+        for ref, seal in zip(refs, seals, strict=True):
+            entry = self._expect(ref, RecordState.LIVE)
+            entry.closed, entry.seal = True, seal
 
     def reopen(self, ref: RecordRef) -> None:
-        self._expect(ref, RecordState.LIVE).closed = False
+        entry = self._expect(ref, RecordState.LIVE)
+        entry.closed, entry.seal = False, None
+
+    def quarantine(self, ref: RecordRef) -> None:
+        """Its bytes are not those that were written: when its last holder drops it, it does not become FREE again."""
+        self._entry(ref).is_bad = True
 
     # -- pulls and loads -------------------------------------------------------------------------------------------
 
-    def begin_fill(self, ref: RecordRef) -> None:
-        """A pull or load into it is authorised from now on; ranks hear of it in the step that is being planned."""
+    def begin_fill(self, ref: RecordRef, seal: Seal) -> None:
+        """A pull or load into it is authorised from now on; ranks hear of it in the step that is being planned.
+        `seal`: of what will be there."""
         entry = self._expect(ref, RecordState.LIVE)
-        entry.state, entry.announced = RecordState.FILLING, True
+        entry.state, entry.announced, entry.seal = RecordState.FILLING, True, seal
         self._filling[ref.kind] += 1
 
     def commit(self, ref: RecordRef) -> None:
@@ -243,11 +274,8 @@ class Ledger:
                     if holders != entry.holders and sorted(holders) != sorted(entry.holders):
                         differing.append((ref, entry.holders, holders))
             by_state[RecordState.FREE] = len(entries) - sum(by_state)
-            if (by_state[RecordState.FREE], by_state[RecordState.FILLING], by_state[RecordState.STRANDED]) != (
-                len(free),
-                self._filling[kind],
-                self._stranded[kind],
-            ):
+            counted = [by_state[state] for state in RecordState if state is not RecordState.LIVE]
+            if counted != [len(free), self._filling[kind], self._stranded[kind], self._quarantined[kind]]:
                 states = dict(zip(RecordState, by_state, strict=True))
                 raise LedgerError(f"{kind.value}: states {states} do not add up to {self.count(kind)}")
         differing += [(ref, [], holders) for ref, holders in told.items()]
@@ -266,8 +294,8 @@ class Ledger:
             raise LedgerError(f"{kind.value} record {record} is {state.name} and free-listed: {is_listed}")
         if state is RecordState.LIVE and not held:
             raise LedgerError(f"{kind.value} record {record} is LIVE and nobody holds it")
-        if state is RecordState.FREE and held:
-            raise LedgerError(f"{kind.value} record {record} is FREE and held by {entry.holders}")
+        if state in (RecordState.FREE, RecordState.QUARANTINED) and held:
+            raise LedgerError(f"{kind.value} record {record} is {state.name} and held by {entry.holders}")
 
     def _entry(self, ref: RecordRef) -> _Entry:
         entry = self._entries[ref.kind][ref.record]
@@ -284,7 +312,12 @@ class Ledger:
         return entry
 
     def _to_free(self, ref: RecordRef, entry: _Entry) -> None:
-        entry.state, entry.holders, entry.closed = RecordState.FREE, None, False
+        entry.holders, entry.closed, entry.seal = None, False, None
         if entry.announced:
             self._released.append(ref)
-        self._free[ref.kind].append(ref.record)
+        if entry.is_bad:
+            entry.state = RecordState.QUARANTINED
+            self._quarantined[ref.kind] += 1
+        else:
+            entry.state = RecordState.FREE
+            self._free[ref.kind].append(ref.record)

@@ -30,7 +30,8 @@ class SnapshotPolicy(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Limits:
     """`chunk_tokens`: chunk boundaries are its multiples, from position 0, whatever was cached.
-    `step_tokens`: token budget of a step. `max_running`: sequences at once, rooms included."""
+    `step_tokens`: token budget of a step. `max_running`: sequences at once, rooms included. `check_every`: every n-th
+    of the cached pages that a sequence reads again is verified before; snapshots always are."""
 
     page_tokens: int
     chunk_tokens: int
@@ -40,6 +41,7 @@ class Limits:
     vocab_size: int
     snapshots: SnapshotPolicy = SnapshotPolicy.END_OF_PROMPT
     snapshot_outputs: bool = False
+    check_every: int = 1
 
     def __post_init__(self) -> None:
         if self.chunk_tokens % self.page_tokens:

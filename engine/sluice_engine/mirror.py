@@ -55,6 +55,11 @@ class RecordMirror:
         if self._state[kind][record] & ~CLOSED != _LIVE:
             raise StepDivergence(f"read of {kind.value} record {record}, which is {self.describe(kind, record)}")
 
+    def check_closed(self, ref: RecordRef) -> None:
+        self._check_life(ref)
+        if self._state[ref.kind][ref.record] != _LIVE | CLOSED:
+            raise StepDivergence(f"{ref} is to be verified, and is {self.describe(ref.kind, ref.record)}")
+
     def check_writable(self, kind: RecordKind, record: int) -> None:
         if self._state[kind][record] != _LIVE:
             raise StepDivergence(f"write to {kind.value} record {record}, which is {self.describe(kind, record)}")

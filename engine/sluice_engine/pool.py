@@ -20,6 +20,7 @@ from sluice_records import (
     RecordKind,
     RecordLayout,
     Trailer,
+    TrailerError,
     record_digest,
     record_digests,
     set_generation,
@@ -132,6 +133,24 @@ class RecordPool:
         """Exactly this one; what a layout's trailer has beyond its fields does not count."""
         start = self._trailer_at(record)
         return trailer.is_in(self._memory[start : start + TRAILER_BYTES])
+
+    def difference(self, record: int, wanted: Trailer) -> tuple[str, str] | None:
+        """(name of the mismatch, how) of the first field in which its trailer differs from `wanted`; None: in none."""
+        if self.has_trailer(record, wanted):
+            return None
+        try:
+            found = self.trailer(record)
+        except TrailerError as error:
+            return "TrailerMismatch", str(error)
+        fields = (
+            ("FormatMismatch", found.format_id, wanted.format_id),
+            ("GenerationMismatch", found.generation, wanted.generation),
+            ("IdentityMismatch", found.identity.hex(), wanted.identity.hex()),
+            ("ValidTokensMismatch", found.valid_tokens, wanted.valid_tokens),
+            ("DigestMismatch", f"{found.digest:#018x}", f"{wanted.digest:#018x}"),
+        )
+        name, told, expected = next(field for field in fields if field[1] != field[2])
+        return name, f"its trailer says {told}, expected is {expected}"
 
     def copy_sections(self, record: int, to: RecordPool, to_record: int) -> None:
         """Copy every section that both layouts have (state <-> snapshot: window and overlaps)."""

@@ -6,7 +6,7 @@ A hit at boundary n needs pages 0..n-1 and a snapshot at n; the usable prefix is
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import islice
@@ -163,6 +163,53 @@ class PrefixCache:
                 self._list(page.parent)
         snapshot = self._snapshots.pop(key, None)
         return (page.ref,) if snapshot is None else (page.ref, snapshot)
+
+    def keys_of(self, refs: Collection[RecordRef]) -> tuple[set[ChainKey], set[ChainKey]]:
+        """(keys whose page, keys whose snapshot) is one of `refs`. Looks at everything that is cached."""
+        pages = {key for key, page in self._pages.items() if page.ref in refs}
+        return pages, {key for key, ref in self._snapshots.items() if ref in refs}
+
+    def below(self, keys: Collection[ChainKey]) -> set[ChainKey]:
+        """Keys of the cached pages that stand on a page of one of `keys`, these excluded. Looks at all pages."""
+        found: set[ChainKey] = set()
+        clear: set[ChainKey] = set()
+        for start in self._pages:
+            key: ChainKey | None = start
+            passed: list[ChainKey] = []
+            while key is not None and key not in found and key not in clear:
+                passed.append(key)
+                key = self._pages[key].parent
+                if key in keys:
+                    break
+            if key is not None and (key in keys or key in found):
+                found.update(passed)
+            else:
+                clear.update(passed)
+        return found
+
+    def refs(self, pages: Iterable[ChainKey], snapshots: Iterable[ChainKey]) -> list[RecordRef]:
+        """The records of those that are cached."""
+        records = [self._pages[key].ref for key in pages if key in self._pages]
+        return records + [self._snapshots[key] for key in snapshots if key in self._snapshots]
+
+    def remove(self, pages: Collection[ChainKey], snapshots: Collection[ChainKey]) -> list[RecordRef]:
+        """These leave the cache, and what they leave behind may be evicted as before. Whatever stands on one of `pages`
+        must be among them. Returns the records that were cached."""
+        removed = self.refs(pages, snapshots)
+        for key in pages:
+            self._pages.pop(key, None)
+        for key in snapshots:
+            self._snapshots.pop(key, None)
+        for page in self._pages.values():
+            page.children, page.is_listed = 0, False
+        for page in self._pages.values():
+            if page.parent is not None:
+                self._pages[page.parent].children += 1
+        self._leaves.clear()
+        for key, page in self._pages.items():
+            if not page.children:
+                self._list(key)
+        return removed
 
     def num_evictable(self, held: Iterable[tuple[Sequence[ChainKey], Sequence[RecordRef]]]) -> int:
         """Pages that could leave the cache, one leaf after the other. `held`: per sequence the keys and the records of

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from sluice_engine import log
+from sluice_engine.corruption import RECORD_CORRUPT, TOKENS_SUSPECT
+from sluice_engine.granted import fault_of_grant
+from sluice_engine.peer_budget import PeerBudget
 from sluice_engine.sequence import (
     Aborted,
     EndCause,
@@ -23,6 +27,7 @@ from sluice_engine.sequence import (
     PullGranted,
     PullsTerminal,
     SequenceSpec,
+    Suspected,
 )
 from sluice_engine.state import Plan
 from sluice_engine.step import PullSet, RecordRef, StepResult
@@ -34,8 +39,12 @@ from sluice_protocol.source import (
     FirstToken,
     Granted,
     GrantedRecord,
+    LastWord,
     LeaseAdmitted,
+    Mismatch,
     Open,
+    Progress,
+    RecordName,
     SourceHello,
     SourceMessage,
     WantPrefill,
@@ -64,7 +73,9 @@ class LeasePort(Protocol):
 
     def open_reader(self, sequence: int, lease_id: str, address: str, want: WantPrefill, have_prefix: int) -> None: ...
 
-    def reader_event(self, sequence: int, event: LeaseEvent) -> None: ...
+    def reader_event(self, sequence: int, event: LeaseEvent, last_word: LastWord | None = None) -> None:
+        """A local fact; with PULL_FAILED goes what the source is told of it."""
+        ...
 
 
 class TransferPort(Protocol):
@@ -105,6 +116,9 @@ class SourceRoom:
     chunks: int = 0
     ended: bool = False
     completed: bool = False
+    has_first_token: bool = False
+    delayed: list[Grant] = field(default_factory=list)  # until suspect records in them are verified
+    peer: str = ""  # the reader's host
 
 
 @dataclass(slots=True)
@@ -137,6 +151,10 @@ class Rooms:
         self._by_lease: dict[str, ReaderRoom] = {}
         self._closed: dict[RecordRef, tuple[bytes, int]] = {}  # identity, digest
         self._closing: dict[RecordRef, bytes] = {}
+        self._suspects: dict[RecordRef, str] = {}  # to be verified -> the host of the reader that says so
+        self._has_delayed = False
+        self._mismatches = PeerBudget()
+        self.lanes: Counter[str] = Counter()  # by the reader's host: records that were good here and not there
 
     @property
     def can_pull(self) -> bool:
@@ -149,6 +167,7 @@ class Rooms:
         for ref in planned.record.released:  # maybe closed by a step that is under way
             self._closed.pop(ref, None)
             self._closing.pop(ref, None)
+            self._suspects.pop(ref, None)
         for close in planned.record.closed:
             self._closing[close.ref] = close.identity
         for sequence, have_prefix in planned.rooms:
@@ -168,10 +187,12 @@ class Rooms:
             else:
                 self.on_failed(room.sequence, "TransportLost", "the decode engine's transport is being started again")
 
-    def on_result(self, planned: Plan, result: StepResult) -> None:
+    def on_result(self, planned: Plan, result: StepResult, bad: Collection[RecordRef] = ()) -> None:
+        """`bad`: records whose check failed in this step. What was computed from them is ended already."""
         for entry in result.digests:
             if (identity := self._closing.pop(entry.ref, None)) is not None:
                 self._closed[entry.ref] = (identity, entry.digest)
+        self._end_suspicion(planned, bad)
         if not self.sources:
             return
         for sampled in result.sampled:
@@ -190,8 +211,8 @@ class Rooms:
 
     # -- source ----------------------------------------------------------------------------------------------------
 
-    def open_source(self, opened: Open, port: SourceLeasePort) -> None:
-        """The lease thread asks: may this room begin?"""
+    def open_source(self, opened: Open, port: SourceLeasePort, peer: str = "") -> None:
+        """The lease thread asks: may this room begin? `peer`: the reader's host."""
         leader = self._leader
         spec = SequenceSpec(
             leader.next_sequence,
@@ -210,7 +231,7 @@ class Rooms:
         tokens = len(spec.tokens)
         span = leader.tracer.begin("prefill lease", opened.want.trace_context, **ids, tokens=tokens)
         log.info("lease admitted", **ids, sequence=spec.id, tokens=tokens, have_prefix=opened.have_prefix)
-        self.sources[spec.id] = SourceRoom(spec, port, ids, span)
+        self.sources[spec.id] = SourceRoom(spec, port, ids, span, peer=peer)
         port.post(LeaseEvent.ADMITTED, LeaseAdmitted(self.pid))
 
     def reassure(self, port: SourceLeasePort) -> None:
@@ -218,6 +239,23 @@ class Rooms:
         room = self._source_of(port)
         if room is not None and not (room.ended or room.completed) and room.spec.id in self._leader.state.sequences:
             port.post(LeaseEvent.GRANTED, Granted(()))
+
+    def on_progress(self, port: SourceLeasePort, progress: Progress) -> None:
+        """A reader gives up, and says how far it had come."""
+        room = self._source_of(port)
+        if room is not None:
+            told = {"granted_bytes": room.granted_bytes, "arrived_bytes": progress.num_bytes}
+            log.info("a reader's pull failed", **room.ids, peer=room.peer, **told)
+
+    def on_stalled(self, port: SourceLeasePort, budget_s: float) -> None:
+        """A completed lease was not pulled in time: its records go back, and who kept them is named."""
+        room = self._source_of(port)
+        if room is None:
+            return
+        self._leader.counters["leases_stalled"] += 1
+        told = f"{room.peer} has not pulled {room.granted_bytes} bytes within {budget_s:.0f} s"
+        log.warning("lease stalled", **room.ids, peer=room.peer, budget_s=budget_s)
+        self._leader.marks.say(f"LeaseStalled: {told}")
 
     def lease_ended(self, port: SourceLeasePort) -> None:
         """The reader's hold is gone, however it went."""
@@ -246,16 +284,67 @@ class Rooms:
         for room in self.sources.values():
             room.port.post(LeaseEvent.CANCEL, None)
 
+    # -- a reader's mismatch ---------------------------------------------------------------------------------------
+
+    def on_mismatch(self, port: SourceLeasePort, mismatch: Mismatch) -> None:
+        """A reader says that records of its lease are not what was granted: verify them here before anybody gets them.
+        A reader may lie, so it counts only for what its own lease holds, and no peer may ask for too many checks."""
+        room = self._source_of(port)
+        sequence = None if room is None else self._leader.state.sequences.get(room.spec.id)
+        if room is None or sequence is None:
+            return
+        named = {(name.kind, name.record, name.generation) for name in mismatch.records}
+        refs = tuple(ref for ref in sequence.leased if (ref.kind.value, ref.record, ref.generation) in named)
+        counters = self._leader.counters
+        counters["mismatches_reported"] += 1
+        if not self._mismatches.admits(room.peer, len(refs), self._leader.clock()):
+            counters["mismatches_ignored"] += 1
+            return
+        log.warning("a reader reports a mismatch", **room.ids, peer=room.peer, records=len(refs))
+        self._suspects.update(dict.fromkeys(refs, room.peer))
+        self._leader.tell(Suspected(refs))
+
+    def _end_suspicion(self, planned: Plan, bad: Collection[RecordRef]) -> None:
+        """Records that this step has verified. Those that are good here were changed on their way: the lane to that
+        peer is suspect."""
+        if not self._suspects and not self._has_delayed:
+            return
+        for check in planned.record.checks:
+            peer = self._suspects.pop(check.ref, None)
+            if peer is not None and check.ref not in bad:
+                self._leader.counters["lane_mismatches"] += 1
+                self.lanes[peer] += 1
+                self._leader.marks.say(f"LaneSuspect: {peer} received other bytes than this engine has")
+        self._has_delayed = False
+        for room in list(self.sources.values()):
+            delayed, room.delayed = room.delayed, []
+            for grant in delayed:
+                if not room.ended:
+                    self._grant(room, grant)
+
+    def refuse_tainted(self, sequence: int, detail: str) -> None:
+        """A source's sequence may have computed from a bad record: its reader commits nothing of it."""
+        room = self.sources.get(sequence)
+        if room is None or room.ended:
+            return
+        reason = TOKENS_SUSPECT if room.has_first_token else RECORD_CORRUPT
+        room.ended = True
+        room.port.post(LeaseEvent.REFUSED, Refused(reason, detail))
+
     def _first_token(self, room: SourceRoom, token: int, logprobs: object) -> None:
         sequence = self._leader.state.sequences[room.spec.id]
         ends = token in room.spec.sampling.stop_token_ids or room.spec.outputs_left == 1
-        room.ended = ends
+        room.ended, room.has_first_token = ends, True
         room.chunks = sequence.chunks
         room.span.event("first token", chunks=sequence.chunks, cached_tokens=sequence.cached_tokens)
         message = FirstToken(token, logprobs, sequence.cached_tokens, sequence.chunks, ends)  # type: ignore[arg-type]
         room.port.post(LeaseEvent.FIRST_TOKEN_ENDS if ends else LeaseEvent.FIRST_TOKEN, message)
 
     def _grant(self, room: SourceRoom, grant: Grant) -> None:
+        if room.delayed or any(ref in self._suspects for _, ref, _ in grant.records):
+            room.delayed.append(grant)
+            self._has_delayed = True
+            return
         records, layouts = [], self._leader.resolved.layouts
         for index, ref, valid in grant.records:
             identity, digest = self._closed[ref]
@@ -285,8 +374,13 @@ class Rooms:
         self.leases.open_reader(sequence, room.lease_id, generation.source_address, want, have_prefix)
 
     def on_granted(self, sequence: int, peer: str, records: tuple[GrantedRecord, ...]) -> None:
-        room = self.readers.get(sequence)
-        if room is not None and not room.stopped:
+        room, state = self.readers.get(sequence), self._leader.state.sequences.get(sequence)
+        if room is None or room.stopped or state is None:
+            return
+        fault = fault_of_grant(self._leader.state, state, records)
+        if fault:
+            self.on_failed(sequence, "BadSource", fault)
+        else:
             room.granted += len(records)
             self._leader.tell(PullGranted(sequence, room.lease_id, peer, records))
 
@@ -344,7 +438,7 @@ class Rooms:
         self._leader.tell(PullCommitted(sequence, room.first_token))
         self._forget(room)
 
-    def on_failed(self, sequence: int, reason: str, detail: str) -> None:
+    def on_failed(self, sequence: int, reason: str, detail: str, last_word: LastWord | None = None) -> None:
         """The lease ended before its time: the request needs a new room, which is the gateway's to open."""
         room = self.readers.get(sequence)
         if room is None or room.stopped:
@@ -355,16 +449,17 @@ class Rooms:
         if generation is not None:
             self._leader.end(generation, EndReason.FAILED, reason, detail)
         self._leader.tell(Aborted(sequence, EndCause.FAILED))
-        self.cancel(sequence)
+        self.cancel(sequence, last_word)
 
-    def cancel(self, sequence: int) -> None:
+    def cancel(self, sequence: int, last_word: LastWord | None = None) -> None:
         """No further READ is posted; the sequence's records go back when nothing can land any more. Idempotent."""
         room = self.readers.get(sequence)
         if room is None or room.stopped or room.committed:
             return
         room.stopped = True
         if self.leases is not None:
-            self.leases.reader_event(sequence, LeaseEvent.CANCEL)
+            event = LeaseEvent.CANCEL if last_word is None else LeaseEvent.PULL_FAILED
+            self.leases.reader_event(sequence, event, last_word)
         if room.posted and self.transfer is not None:
             self.transfer.stop(room.lease_id)
             self.transfer.stream_ended(room.lease_id)
@@ -380,10 +475,11 @@ class Rooms:
             room.done, room.done_bytes = num_records, num_bytes
             self._check_pulled(room)
 
-    def on_pull_failed(self, lease_id: str, reason: str, detail: str) -> None:
+    def on_pull_failed(self, lease_id: str, reason: str, detail: str, mismatched: tuple[RecordName, ...] = ()) -> None:
         room = self._by_lease.get(lease_id)
         if room is not None:
-            self.on_failed(room.sequence, reason, detail)
+            last_word = Mismatch(mismatched) if mismatched else Progress(room.done_bytes)
+            self.on_failed(room.sequence, reason, detail, last_word)
 
     def on_pulls_terminal(self, lease_id: str, stranded: tuple[tuple[RecordKind, int], ...]) -> None:
         room = self._by_lease.get(lease_id)

@@ -13,10 +13,12 @@ from bisect import insort
 from collections.abc import Iterable
 
 from sluice_engine import hooks
+from sluice_engine.condemn import Condemned, condemn
 from sluice_engine.errors import LedgerError
-from sluice_engine.ledger import RecordState
+from sluice_engine.ledger import CACHE, RecordState, Seal
 from sluice_engine.sequence import (
     Aborted,
+    Corrupted,
     EndCause,
     Fact,
     Fenced,
@@ -27,9 +29,11 @@ from sluice_engine.sequence import (
     PullCommitted,
     PullGranted,
     PullsTerminal,
+    ScrubDue,
     Sequence,
     StepDone,
     StrandingEnded,
+    Suspected,
 )
 from sluice_engine.state import Plan, SchedulerState, sequence_records
 from sluice_engine.step import PageAppend, PullItem, PullSet, RecordRef, RowBinding, RowWork, StateCopy
@@ -63,6 +67,13 @@ class _Planner(StepBuilder):
             case StrandingEnded(records):
                 for ref in records:
                     self.ledger.unstrand(ref)
+            case Suspected(records):
+                for ref in records:
+                    self._check(ref)
+            case Corrupted(records):
+                self._condemn(condemn(self.state, records))
+            case ScrubDue(nbytes):
+                self._scrub(nbytes)
             case _:
                 sequence = self.state.sequences.get(fact.id)
                 if sequence is not None:  # facts about somebody who is gone already come late, that is all
@@ -124,6 +135,19 @@ class _Planner(StepBuilder):
             self.cancelled.append(sequence.id)
         sequence.phase, sequence.cause = Phase.ENDING, cause
         self._free_row(sequence)
+
+    def _condemn(self, condemned: Condemned) -> None:
+        """Quarantine the records, drop from the cache what stands on them, end the sequences that read any of it."""
+        for ref in condemned.records:
+            self.ledger.quarantine(ref)
+        self.ledger.drop_all(self.cache.remove(condemned.pages, condemned.snapshots), CACHE)
+        for sequence_id in condemned.sequences:
+            sequence = self.state.sequences[sequence_id]
+            sequence.tainted = True
+            if sequence.mode is Mode.SOURCE:  # a room's records stay until its lease has ended
+                sequence.stopped = True
+            else:
+                self._end(sequence, EndCause.FAILED)
 
     def _end_fills(self, sequence: Sequence) -> None:
         """No handle of its pulls is alive any more."""
@@ -201,6 +225,7 @@ class _Planner(StepBuilder):
         if not (self._make_room(RecordKind.PAGE, missing) and self._make_room(RecordKind.STATE, 1)):
             self.ledger.drop_all((*kept, *borrowed), sequence.holder)
             return False
+        self._check_reused(kept, borrowed)
         self.cache.touch(sequence.keys[:boundary])
         announce = not is_reader
         fresh = self._reserve_all(RecordKind.PAGE, sequence.holder, missing, announce=announce)
@@ -301,7 +326,7 @@ class _Planner(StepBuilder):
             if ref is None:
                 self._end(sequence, EndCause.FAILED)
                 return
-            self.ledger.begin_fill(ref)
+            self.ledger.begin_fill(ref, Seal(granted.identity, granted.valid_tokens))
             self.filling.append(ref)
             items.append(
                 PullItem(
@@ -379,6 +404,7 @@ class _Planner(StepBuilder):
                 self._take_snapshot(sequence)
                 self._close_snapshots(sequence)
                 self._grant(sequence)
+        self.drop_stale_checks()
         # Lives that end by reaping are told to ranks in the next step: this one may have closed such a record.
         rows_freed, released = self.take_freed()
         reaped = self._reap()

@@ -83,6 +83,7 @@ class Sequence:
     leased: list[RecordRef] = field(default_factory=list)
     cause: EndCause | None = None
     requeue: bool = False
+    tainted: bool = False  # it may have computed from a record whose bytes had changed: nothing of it is cached
     # What follows from the spec, looked at in every step.
     id: int = field(init=False)
     mode: Mode = field(init=False)
@@ -168,7 +169,40 @@ class LeaseEnded:
     id: int
 
 
-Fact = Aborted | StepDone | PullGranted | PullCommitted | PullsTerminal | Fenced | StrandingEnded | LeaseEnded
+@dataclass(frozen=True, slots=True)
+class Suspected:
+    """A reader says that these are not what was granted: they are verified before anything else is done with them."""
+
+    records: tuple[RecordRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Corrupted:
+    """Checks of these closed records failed: their memory does not have the bytes that were written."""
+
+    records: tuple[RecordRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubDue:
+    """So many bytes of closed records may be verified now though nobody asks for them."""
+
+    nbytes: int
+
+
+Fact = (
+    Aborted
+    | StepDone
+    | PullGranted
+    | PullCommitted
+    | PullsTerminal
+    | Fenced
+    | StrandingEnded
+    | LeaseEnded
+    | Suspected
+    | Corrupted
+    | ScrubDue
+)
 
 
 # -- what the scheduler tells the leader ----------------------------------------------------------------------------

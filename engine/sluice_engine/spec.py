@@ -15,6 +15,7 @@ from sluice_engine.health.spec import HealthSpec as HealthSpec
 from sluice_engine.limits import Limits, SnapshotPolicy
 from sluice_engine.log import LogFormat
 from sluice_engine.model.config import load_model_config
+from sluice_engine.transfer.verify import VerifyLevel, VerifyPolicy
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import Role
 from sluice_records import (
@@ -211,6 +212,7 @@ def _limits(spec: EngineSpec, page_tokens: int, vocab_size: int, max_context: in
             vocab_size=vocab_size,
             snapshots=SnapshotPolicy.NEVER if spec.role is Role.DECODE else spec.snapshots,
             snapshot_outputs=spec.snapshot_outputs and spec.role is Role.UNIFIED,
+            check_every=1 if VerifyLevel(spec.verify) is VerifyLevel.FULL else VerifyPolicy().every,
         )
     except ValueError as error:
         raise SpecError(str(error)) from error

@@ -30,6 +30,8 @@ class SchedulerState:
     completed: int = -1
     stalled: bool = False  # the last plan had nothing to do, though something waits
     in_flight: dict[int, dict[int, int]] = field(default_factory=dict)  # step -> row -> sequence
+    reused_pages: int = 0  # read again so far: every n-th is verified
+    scrubbed: tuple[int, int] = (0, 0)  # where the scrubber goes on: (pool, record)
 
     def __post_init__(self) -> None:
         self.free_rows = list(range(self.limits.max_running - 1, -1, -1))

@@ -5,6 +5,7 @@ A rank carries a record out in the order of its fields:
     rows_freed, released           rows and records that nobody uses any more
     reserved, filling, committed   records that begin a life, begin to be filled from elsewhere, are filled
     reopened                       a committed tail page or state becomes writable again
+    checks                         closed records whose trailers and bytes are verified before anything reads them
     rows_bound, pages_appended     deltas of the row table
     resumes                        snapshot -> state, before the batch
     batches                        the forward passes
@@ -98,6 +99,14 @@ class Close(Plain, frozen=True, array_like=True):
     valid_tokens: int
 
 
+class Check(Plain, frozen=True, array_like=True):
+    """Verify a closed record: its trailer says this and the digest of its bytes, or it is reported as bad."""
+
+    ref: RecordRef
+    identity: bytes
+    valid_tokens: int
+
+
 class PullItem(Plain, frozen=True, array_like=True):
     """One record to read: from the source's record into ours. Identity, digest and generation are what was granted."""
 
@@ -126,6 +135,7 @@ class StepRecord(Plain, frozen=True, array_like=True):
     filling: tuple[RecordRef, ...] = ()
     committed: tuple[RecordRef, ...] = ()
     reopened: tuple[RecordRef, ...] = ()
+    checks: tuple[Check, ...] = ()
     rows_bound: tuple[RowBinding, ...] = ()
     pages_appended: tuple[PageAppend, ...] = ()
     resumes: tuple[StateCopy, ...] = ()
@@ -157,14 +167,24 @@ class RecordDigest(Plain, frozen=True, array_like=True):
     digest: int
 
 
+class BadRecord(Plain, frozen=True, array_like=True):
+    """A closed record of the rank's own pools that is not what was written. `detail` says how it differs."""
+
+    ref: RecordRef
+    detail: str
+
+
 class StepResult(Plain, frozen=True, array_like=True):
-    """What a rank reports of a step. `busy_ns` is for throughput figures; nothing is decided by it on the rank."""
+    """What a rank reports of a step. `bad`: those of the step's checks that failed, in this rank's memory. `busy_ns` and
+    `check_ns` (of the checks) are for throughput figures; nothing is decided by them on the rank."""
 
     number: int
     rank: int
     sampled: tuple[SampledRow, ...]
     digests: tuple[RecordDigest, ...] = ()
     busy_ns: int = 0
+    bad: tuple[BadRecord, ...] = ()
+    check_ns: int = 0
 
 
 def objection_to(result: StepResult, record: StepRecord) -> str:
@@ -174,7 +194,10 @@ def objection_to(result: StepResult, record: StepRecord) -> str:
     if told != asked:
         return f"it was asked for tokens of rows {asked}, and has some of {told}"
     closed, digests = [close.ref for close in record.closed], [entry.ref for entry in result.digests]
-    return "" if digests == closed else f"it was asked for digests of {closed}, and has some of {digests}"
+    if digests != closed:
+        return f"it was asked for digests of {closed}, and has some of {digests}"
+    asked_checks, bad = {check.ref for check in record.checks}, [entry.ref for entry in result.bad]
+    return "" if asked_checks.issuperset(bad) else f"it was to check {asked_checks}, and calls {bad} bad"
 
 
 class StepDivergence(Exception):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from sluice_engine.ledger import CACHE, Holder
+from collections.abc import Iterable
+
+from sluice_engine.ledger import CACHE, Holder, Seal
 from sluice_engine.sequence import Gone, Grant, Mode, Phase, Sequence
 from sluice_engine.state import SchedulerState
 from sluice_engine.step import (
     Batch,
+    Check,
     Close,
     PageAppend,
     PullSet,
@@ -20,6 +23,8 @@ from sluice_records import ChainKey, RecordKind, extend_chain, record_identity
 
 # A grant costs messages between four processes, whatever is in it; so much is read in less time than they take.
 LEAST_GRANT_BYTES = 64 * 1024
+# Entries of the ledger that the scrubber looks at in one step, closed or not.
+SCRUB_LOOKS = 4096
 
 
 class StepBuilder:
@@ -33,6 +38,7 @@ class StepBuilder:
         self.filling: list[RecordRef] = []
         self.committed: list[RecordRef] = []
         self.reopened: list[RecordRef] = []
+        self.checks: dict[RecordRef, Check] = {}
         self.bound: list[RowBinding] = []
         self.appended: list[PageAppend] = []
         self.resumes: list[StateCopy] = []
@@ -82,15 +88,58 @@ class StepBuilder:
 
     def _close_all(self, refs: list[RecordRef], keys: list[ChainKey], valid_tokens: int) -> None:
         """Records of one kind, each with the key of the tokens that it covers."""
-        self.ledger.close_all(refs)
         layout = self.state.layouts[refs[0].kind]
-        self.closed += [
-            Close(ref, record_identity(layout, key), valid_tokens) for ref, key in zip(refs, keys, strict=True)
-        ]
+        identities = [record_identity(layout, key) for key in keys]
+        self.ledger.close_all(refs, [Seal(identity, valid_tokens) for identity in identities])
+        self.closed += [Close(ref, identity, valid_tokens) for ref, identity in zip(refs, identities, strict=True)]
+
+    # -- verifying ---------------------------------------------------------------------------------------------------
+
+    def _check_reused(self, pages: Iterable[RecordRef], snapshots: Iterable[RecordRef]) -> None:
+        """Records that a sequence is about to read again: snapshots, and every page or every n-th."""
+        every = self.limits.check_every
+        for ref in pages:
+            self.state.reused_pages += 1
+            if self.state.reused_pages % every == 1 % every:
+                self._check(ref)
+        for ref in snapshots:
+            self._check(ref)
+
+    def _check(self, ref: RecordRef) -> bool:
+        """False for a record that is not closed any more, or lives no more: nobody can read it as what it was."""
+        seal = self.ledger.seal(ref)
+        if seal is not None:
+            self.checks[ref] = Check(ref, seal.identity, seal.valid_tokens)
+        return seal is not None
+
+    def drop_stale_checks(self) -> None:
+        """Of records that have begun another generation since, or none: ranks hear of that before they check."""
+        self.checks = {ref: check for ref, check in self.checks.items() if self.ledger.seal(ref) is not None}
+
+    def _scrub(self, nbytes: int) -> None:
+        """Closed records that nobody asks for, in turn, until they are so many bytes or enough were looked at."""
+        kinds, looks = list(RecordKind), SCRUB_LOOKS
+        pool, record = self.state.scrubbed
+        while looks > 0 and nbytes > 0:
+            kind = kinds[pool]
+            size = self.ledger.count(kind).total
+            end = min(record + looks, size)
+            for ref, seal in self.ledger.sealed_from(kind, record, looks):
+                if ref not in self.checks:
+                    self.checks[ref] = Check(ref, seal.identity, seal.valid_tokens)
+                    nbytes -= self.state.layouts[kind].record_bytes
+                if nbytes <= 0:
+                    end = ref.record + 1
+                    break
+            looks -= max(1, end - record)
+            pool, record = (pool, end) if end < size else ((pool + 1) % len(kinds), 0)
+        self.state.scrubbed = pool, record
 
     # -- closing, caching, granting ----------------------------------------------------------------------------------
 
     def _cache_pages(self, sequence: Sequence, first: int, end: int) -> None:
+        if sequence.tainted:
+            return
         parent = sequence.keys[first - 1] if first else None
         cached = self.cache.insert_chain(sequence.keys[first:end], parent, sequence.pages[first:end])
         self.ledger.hold_all(cached, CACHE)
@@ -140,7 +189,7 @@ class StepBuilder:
             if boundary > sequence.num_closed:
                 continue
             key = sequence.keys[boundary - 1]
-            if self.cache.insert_snapshot(key, ref):
+            if not sequence.tainted and self.cache.insert_snapshot(key, ref):
                 self._close(ref, key, boundary * self.limits.page_tokens)
                 self.ledger.hold(ref, CACHE)
                 self.ledger.drop(ref, sequence.holder)
@@ -183,7 +232,7 @@ class StepBuilder:
     def _has_orders(self) -> bool:
         """Whether ranks have something to do, beside forgetting."""
         work = self.work or self.bound or self.appended or self.resumes or self.snapshots or self.closed
-        records = self.reserved or self.filling or self.committed or self.reopened or self.pulls
+        records = self.reserved or self.filling or self.committed or self.reopened or self.checks or self.pulls
         return bool(work or records)
 
     def take_freed(self) -> tuple[tuple[int, ...], tuple[RecordRef, ...]]:
@@ -203,6 +252,7 @@ class StepBuilder:
             filling=tuple(self.filling),
             committed=tuple(self.committed),
             reopened=tuple(self.reopened),
+            checks=tuple(self.checks.values()),
             rows_bound=tuple(self.bound),
             pages_appended=tuple(self.appended),
             resumes=tuple(self.resumes),

@@ -227,8 +227,8 @@ class Transport:
         match event:
             case RecordsDone(lease_id, num_records, num_bytes):
                 rooms.on_records_done(lease_id, num_records, num_bytes)
-            case PullFailed(lease_id, reason, detail):
-                rooms.on_pull_failed(lease_id, reason, detail)
+            case PullFailed(lease_id, reason, detail, mismatched):
+                rooms.on_pull_failed(lease_id, reason, detail, mismatched)
             case PullsTerminal(lease_id, stranded):
                 rooms.on_pulls_terminal(lease_id, stranded)
             case StrandedEnded(_, records):

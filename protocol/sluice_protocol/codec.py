@@ -386,7 +386,7 @@ def encode_names(names: tuple[s.RecordName, ...]) -> list[p.RecordName]:
     return [p.RecordName(kind=name.kind, record=name.record, generation=name.generation) for name in names]
 
 
-def decode_names(message: p.Fetch | p.Released) -> tuple[s.RecordName, ...]:
+def decode_names(message: p.Fetch | p.Mismatch | p.Released) -> tuple[s.RecordName, ...]:
     return tuple([s.RecordName(name.kind, name.record, name.generation) for name in message.records])
 
 
@@ -413,6 +413,10 @@ def encode_reader_message(value: s.ReaderMessage) -> p.ReaderMessage:
             return p.ReaderMessage(pulled=p.Pulled())
         case s.Fetch():
             return p.ReaderMessage(fetch=p.Fetch(records=encode_names(value.records)))
+        case s.Mismatch():
+            return p.ReaderMessage(mismatch=p.Mismatch(records=encode_names(value.records)))
+        case s.Progress():
+            return p.ReaderMessage(progress=p.Progress(num_bytes=value.num_bytes))
         case _:
             assert_never(value)
 
@@ -442,6 +446,10 @@ def decode_reader_message(message: p.ReaderMessage) -> s.ReaderMessage:
             return s.Pulled()
         case "fetch":
             return s.Fetch(decode_names(message.fetch))
+        case "mismatch":
+            return s.Mismatch(decode_names(message.mismatch))
+        case "progress":
+            return s.Progress(message.progress.num_bytes)
         case _:
             raise MalformedMessage("ReaderMessage of unknown kind", unknown=True)
 

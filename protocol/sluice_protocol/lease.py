@@ -40,6 +40,8 @@ class LeaseEvent(StrEnum):
     COMPLETE = "Complete"
     PULLED = "Pulled"
     FETCH = "Fetch"
+    MISMATCH = "Mismatch"
+    PROGRESS = "Progress"
     BYTES = "Bytes"
     RELEASED = "Released"
     UNKNOWN = "(unknown or malformed)"
@@ -48,6 +50,7 @@ class LeaseEvent(StrEnum):
     PULL_FAILED = "(a handle failed, or a check)"
     CANCEL = "(cancelled here)"
     TTL = "(ttl ran out)"
+    STALLED = "(complete, and not pulled within its budget)"
     # the stream
     STREAM_ENDED = "(stream ended)"
 
@@ -60,6 +63,7 @@ class LeaseEffect(StrEnum):
     SEND_FIRST_TOKEN = "send FirstToken"
     SEND_COMPLETE = "send Complete"
     SEND_PULLED = "send Pulled"
+    SEND_LAST_WORD = "send Mismatch or Progress, and half-close"
     SEND_BYTES = "send Bytes"
     SEND_RELEASED = "send Released"
     DECIDE = "ask admission"
@@ -71,6 +75,8 @@ class LeaseEffect(StrEnum):
     STOP_PULLING = "post no further READ; records are free once their handles are terminal"
     COUNT_UNKNOWN = "count it"
     END_STREAM = "end the stream"
+    SUSPECT = "verify these records before anybody gets them"
+    NOTE_PROGRESS = "note how much had arrived"
     LEASE_ENDED = "tell the scheduler LeaseEnded"
 
 
@@ -110,8 +116,14 @@ def build_table() -> dict[tuple[LeaseRole, LeaseState, LeaseEvent], Transition]:
         (S, St.GRANTING, Ev.REFUSED): (St.FAILED, (Ef.SEND_REFUSED, Ef.END_STREAM, Ef.LEASE_ENDED)),
         (S, St.COMPLETE, Ev.REFUSED): (St.FAILED, (Ef.SEND_REFUSED, Ef.END_STREAM, Ef.LEASE_ENDED)),
         (S, St.COMPLETE, Ev.FETCH): (St.COMPLETE, (Ef.SEND_BYTES,)),
+        (S, St.COMPLETE, Ev.STALLED): (St.FAILED, (Ef.END_STREAM, Ef.LEASE_ENDED)),
         (S, St.COMPLETE, Ev.PULLED): (St.COMMITTED, (Ef.SEND_RELEASED, Ef.END_STREAM, Ef.LEASE_ENDED)),
     }
+    for state in (St.GRANTING, St.COMPLETE):
+        # The reader's last words: its pull has failed, and this is all that the source can learn of it.
+        table[R, state, Ev.PULL_FAILED] = (St.FAILED, (Ef.FAIL_ROOM, Ef.SEND_LAST_WORD, Ef.END_STREAM))
+        table[S, state, Ev.MISMATCH] = (St.FAILED, (Ef.SUSPECT, Ef.END_STREAM, Ef.LEASE_ENDED))
+        table[S, state, Ev.PROGRESS] = (St.FAILED, (Ef.NOTE_PROGRESS, Ef.END_STREAM, Ef.LEASE_ENDED))
     for state in LeaseState:
         if state in TERMINAL:
             # What still arrives after the end is nobody's business any more; the stream is gone or going.
@@ -121,7 +133,7 @@ def build_table() -> dict[tuple[LeaseRole, LeaseState, LeaseEvent], Transition]:
         for event in (Ev.STREAM_ENDED, Ev.TTL, Ev.CANCEL, Ev.PULL_FAILED, Ev.UNKNOWN):
             counted = (Ef.COUNT_UNKNOWN,) if event is Ev.UNKNOWN else ()
             ending = () if event is Ev.STREAM_ENDED else (Ef.END_STREAM,)
-            table[R, state, event] = (St.FAILED, (*counted, Ef.FAIL_ROOM, *ending))
+            table.setdefault((R, state, event), (St.FAILED, (*counted, Ef.FAIL_ROOM, *ending)))
             if state is not St.RELEASING and event is not Ev.PULL_FAILED:
                 # Before Open there is nothing to give back.
                 ended = () if state is St.NEW else (Ef.LEASE_ENDED,)

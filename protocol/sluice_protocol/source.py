@@ -80,6 +80,21 @@ class Fetch:
     records: tuple[RecordName, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The last word of a reader whose pull failed: these records, as they arrived, are not what was granted. Nothing is
+    cleaned up because of it, for a reader may lie."""
+
+    records: tuple[RecordName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The last word of a reader whose pull failed otherwise: how many bytes of what was granted had arrived."""
+
+    num_bytes: int
+
+
 class GrantedRecord(Struct, frozen=True):
     """`identity` and `digest` as in the record's trailer; `index` is the page's place in the sequence (0: a state)."""
 
@@ -143,5 +158,6 @@ class RecordBytes:
     data: bytes
 
 
-ReaderMessage = Open | Pulled | Fetch
+ReaderMessage = Open | Pulled | Fetch | Mismatch | Progress
+LastWord = Mismatch | Progress
 SourceMessage = LeaseAdmitted | Refused | Granted | FirstToken | Complete | Released | RecordBytes

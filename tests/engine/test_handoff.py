@@ -6,7 +6,7 @@ import pytest
 from engine_double import Engine
 from handoff_double import Handoff
 
-from sluice_engine.ledger import Holder, HolderKind, LedgerError, RecordState
+from sluice_engine.ledger import Holder, HolderKind, LedgerError, RecordState, Seal
 from sluice_engine.limits import SnapshotPolicy
 from sluice_engine.sequence import (
     Aborted,
@@ -166,9 +166,9 @@ def test_the_books_refuse_what_no_plan_may_do():
         ledger.drop(page, engine.state.sequences[sequence].lease_holder)
     with pytest.raises(LedgerError, match="is LIVE, not FILLING"):
         ledger.commit(page)
-    ledger.begin_fill(page)
+    ledger.begin_fill(page, Seal(bytes(16), 4))
     with pytest.raises(LedgerError, match="is FILLING, not LIVE"):
-        ledger.close(page)
+        ledger.close_all([page], [Seal(bytes(16), 4)])
     ledger.end_fill(page)
     engine.facts += [Aborted(sequence), PullsTerminal(sequence)]
     engine.run()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sluice_engine.errors import LedgerError
-from sluice_engine.ledger import CACHE, Holder, HolderKind, Ledger, RecordState
+from sluice_engine.ledger import CACHE, Holder, HolderKind, Ledger, RecordState, Seal
 from sluice_engine.step import RecordRef
 from sluice_records import PoolPlan, RecordKind
 
@@ -20,7 +20,7 @@ def books() -> tuple[Ledger, Told]:
     ledger = Ledger(PoolPlan(8, 2, 2))
     shared, cached, filling = (ledger.reserve(RecordKind.PAGE, holder) for holder in (OWNER, CACHE, OWNER))
     ledger.hold(shared, CACHE)
-    ledger.begin_fill(filling)
+    ledger.begin_fill(filling, Seal(bytes(16), 4))
     return ledger, [(CACHE, cached), (CACHE, shared), (OWNER, filling), (OWNER, shared)]
 
 

@@ -30,8 +30,10 @@ from sluice_protocol.source import (
     Granted,
     GrantedRecord,
     LeaseAdmitted,
+    Mismatch,
     Open,
     PoolInfo,
+    Progress,
     Pulled,
     RecordBytes,
     RecordName,
@@ -108,6 +110,8 @@ def test_token_batches(rows, step, told):
         ),
         st.builds(Pulled),
         st.builds(Fetch, names),
+        st.builds(Mismatch, names),
+        st.builds(Progress, st.integers(0, 2**64 - 1)),
     )
 )
 def test_reader_messages(value):

@@ -34,6 +34,7 @@ from sluice_protocol.source import (
     FirstToken,
     Granted,
     GrantedRecord,
+    LastWord,
     LeaseAdmitted,
     Open,
     Pulled,
@@ -50,6 +51,7 @@ HELLO_TIMEOUT_S = 10.0
 MIN_ANSWER_S = 5.0
 # One that computes says now and then that it still means to, be it by a Granted of nothing.
 MIN_SILENT_S = 10.0
+LAST_WORD_S = 1.0
 _AWAITED = {LeaseEvent.OPEN: "Open", LeaseEvent.PULLS_DONE: "Pulled"}
 
 
@@ -125,8 +127,8 @@ class LeaseClient:
     def open_reader(self, sequence: int, lease_id: str, address: str, want: WantPrefill, have_prefix: int) -> None:
         self.thread.call(self._open, sequence, lease_id, address, want, have_prefix)
 
-    def reader_event(self, sequence: int, event: LeaseEvent) -> None:
-        self.thread.call(self._post, sequence, event)
+    def reader_event(self, sequence: int, event: LeaseEvent, last_word: LastWord | None = None) -> None:
+        self.thread.call(self._post, sequence, event, last_word)
 
     def fetch(self, sequence: int, fetch: Fetch) -> None:
         """Stream transport: ask for bytes on the lease itself."""
@@ -141,10 +143,10 @@ class LeaseClient:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _post(self, sequence: int, event: LeaseEvent) -> None:
+    def _post(self, sequence: int, event: LeaseEvent, last_word: LastWord | None) -> None:
         room = self._rooms.get(sequence)
         if room is not None:
-            room.events.put_nowait((event, None))
+            room.events.put_nowait((event, last_word))
 
     def _fetch(self, sequence: int, fetch: Fetch) -> None:
         room = self._rooms.get(sequence)
@@ -379,6 +381,8 @@ class _ReaderLease:
                 await self._send_open()
             case LeaseEffect.SEND_PULLED:
                 await self._hand.for_peer(self._call.write(encode_reader_message(Pulled())))
+            case LeaseEffect.SEND_LAST_WORD:
+                await self._hand.for_peer(self._say_last(payload))
             case LeaseEffect.AUTHORISE_PULL:
                 assert self._hello is not None
                 if payload.records:  # a source that says that it is still at it grants nothing
@@ -397,6 +401,16 @@ class _ReaderLease:
                 self._client.thread.counters["unknown_messages"] += 1
             case _:
                 pass  # STOP_PULLING is the leader's part of the first token; END_STREAM follows from `ended`
+
+    async def _say_last(self, word: LastWord) -> None:
+        """A call that is cancelled loses what was written to it, so the source is given a moment to end the stream."""
+        try:
+            async with asyncio.timeout(LAST_WORD_S):
+                await self._call.write(encode_reader_message(word))
+                await self._call.done_writing()
+                await self._call.code()
+        except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # The source is gone or silent: nothing depends on its hearing this.
 
     async def _send_open(self) -> None:
         assert self._hello is not None

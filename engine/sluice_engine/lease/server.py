@@ -10,11 +10,12 @@ import grpc
 import grpc.aio
 
 from sluice_engine import hooks
-from sluice_engine.address import join
+from sluice_engine.address import host_of, join
 from sluice_engine.errors import EngineError
 from sluice_engine.keyed_server import build_server
 from sluice_engine.lease.at_hand import Hand
 from sluice_engine.lease.thread import LeaseThread
+from sluice_engine.rooms import LEASE_TTL_MS
 from sluice_engine.tls.keeper import IdentityKeeper
 from sluice_engine.tls.server import bind
 from sluice_protocol.codec import decode_reader_message, encode_source_hello, encode_source_messages
@@ -24,7 +25,9 @@ from sluice_protocol.lease import Lease, LeaseEffect, LeaseEvent, LeaseProtocolE
 from sluice_protocol.source import (
     Fetch,
     GrantedRecord,
+    Mismatch,
     Open,
+    Progress,
     Pulled,
     ReaderMessage,
     RecordBytes,
@@ -45,6 +48,8 @@ MOST_AT_ONCE = 32
 REASSURE_S = 2.0
 # A peer that takes nothing any more does not take a status either.
 ABORT_S = 2.0
+# What a reader has for a lease that is complete; its own limits are tighter.
+PULL_BASE_S, PULL_BYTES_PER_S = 10.0, 10e6
 
 _SENDS = frozenset(
     {
@@ -129,6 +134,10 @@ def _event_of(message: ReaderMessage) -> tuple[LeaseEvent, ReaderMessage]:
             return LeaseEvent.PULLED, message
         case Fetch():
             return LeaseEvent.FETCH, message
+        case Mismatch():
+            return LeaseEvent.MISMATCH, message
+        case Progress():
+            return LeaseEvent.PROGRESS, message
 
 
 class _SourceLease:
@@ -147,6 +156,7 @@ class _SourceLease:
         self._asked = False
         self._reassuring: asyncio.TimerHandle | None = None
         self._hand = Hand(thread.at_hand)
+        self._pull_budget_s = 0.0
 
     def post(self, event: LeaseEvent, message: object) -> None:
         self._thread.call(self._events.put_nowait, (event, message))
@@ -161,10 +171,16 @@ class _SourceLease:
         except TimeoutError:
             if not self._ttl.expired():
                 raise
-            self._lease.on(LeaseEvent.TTL)
+            why = "its ttl ran out"
+            if self._lease.state is LeaseState.COMPLETE:
+                self._lease.on(LeaseEvent.STALLED)
+                self._thread.tell_leader(self._thread.rooms.on_stalled, self, self._pull_budget_s)
+                why = f"complete, and not pulled within {self._pull_budget_s:.0f} s"
+            else:
+                self._lease.on(LeaseEvent.TTL)
             self._tell_ended()
             async with asyncio.timeout(ABORT_S):
-                await self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "lease: its ttl ran out")
+                await self._context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"lease: {why}")
         finally:
             reading.cancel()
             if self._reassuring is not None:
@@ -210,12 +226,21 @@ class _SourceLease:
             event = LeaseEvent.UNKNOWN
         if event is LeaseEvent.ADMITTED:
             self._reassure()
+        if event is LeaseEvent.COMPLETE:
+            self._limit_pull(payload.num_bytes)
         for effect in effects:
             if effect is LeaseEffect.END_STREAM and event is LeaseEvent.UNKNOWN:
                 continue  # aborted below, after the rest
             await self._do(effect, payload)
         if event is LeaseEvent.UNKNOWN:
             await self._hand.for_peer(self._context.abort(grpc.StatusCode.UNIMPLEMENTED, f"lease: {payload}"))
+
+    def _limit_pull(self, num_bytes: int) -> None:
+        """From here on only the reader has something to do. It may be slow, and it may lie: its records are held for as
+        long as they take at PULL_BYTES_PER_S, and no longer."""
+        self._pull_budget_s = PULL_BASE_S + num_bytes / PULL_BYTES_PER_S
+        until = asyncio.get_running_loop().time() + self._pull_budget_s
+        self._ttl.reschedule(min(until, self._ttl.when() or until))
 
     def _reassure(self) -> None:
         """While it is computed, the reader hears now and then that it is. The leader says so, from its own books: one
@@ -238,6 +263,10 @@ class _SourceLease:
             await self._flush()  # while the records are still held: LEASE_ENDED follows
         elif effect is LeaseEffect.SEND_BYTES:
             await self._send_bytes(payload)
+        elif effect is LeaseEffect.SUSPECT:
+            self._thread.tell_leader(self._thread.rooms.on_mismatch, self, payload)
+        elif effect is LeaseEffect.NOTE_PROGRESS:
+            self._thread.tell_leader(self._thread.rooms.on_progress, self, payload)
         elif effect is LeaseEffect.LEASE_ENDED:
             self._tell_ended()
         elif effect is LeaseEffect.COUNT_UNKNOWN:
@@ -253,8 +282,8 @@ class _SourceLease:
             self._events.put_nowait((LeaseEvent.REFUSED, refused))
             return
         self._asked = True
-        self._ttl.reschedule(asyncio.get_running_loop().time() + opened.ttl_ms / 1e3)
-        self._thread.tell_leader(self._thread.rooms.open_source, opened, self)
+        self._ttl.reschedule(asyncio.get_running_loop().time() + min(opened.ttl_ms, LEASE_TTL_MS) / 1e3)
+        self._thread.tell_leader(self._thread.rooms.open_source, opened, self, host_of(self._context.peer()))
 
     async def _send_bytes(self, fetch: Fetch) -> None:
         granted = {record.name for record in self._granted}

@@ -11,7 +11,7 @@ from sluice_engine import wire
 from sluice_engine.step import PullSet
 from sluice_engine.wire import FrameError
 from sluice_protocol.fingerprint import Fingerprint
-from sluice_protocol.source import Fetch, PoolInfo, SourceHello
+from sluice_protocol.source import Fetch, PoolInfo, RecordName, SourceHello
 from sluice_records import RecordKind
 
 
@@ -117,11 +117,13 @@ class RecordsDone(Message, frozen=True, array_like=True, tag=True):
 
 
 class PullFailed(Message, frozen=True, array_like=True, tag=True):
-    """The lease will not be done. Nothing more is posted for it; `PullsTerminal` follows."""
+    """The lease will not be done. Nothing more is posted for it; `PullsTerminal` follows. `mismatched`: the source's
+    records that arrived and are not what was granted."""
 
     lease_id: str
     reason: str
     detail: str
+    mismatched: tuple[RecordName, ...] = ()
 
 
 class PullsTerminal(Message, frozen=True, array_like=True, tag=True):

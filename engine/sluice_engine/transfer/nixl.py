@@ -40,7 +40,7 @@ _PACKAGES = ("nixl_cu13", "nixl_cu12")
 
 @dataclass(frozen=True, slots=True)
 class NixlSettings:
-    """`lanes`: the value of `UCX_TLS` (`lanes.choose_lanes`). `one_host`: all peers are on this machine, use loopback."""
+    """`lanes`: the value of `UCX_TLS`, see `lanes.py`. `one_host`: all peers are on this machine, use loopback."""
 
     lanes: str
     one_host: bool = False

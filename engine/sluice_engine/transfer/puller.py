@@ -24,7 +24,7 @@ from sluice_engine.transfer.pull import DEFAULTS, Flight, Pull, PullerSettings, 
 from sluice_engine.transfer.sources import Sources
 from sluice_engine.transfer.stranded import Stranded
 from sluice_engine.transfer.verify import Verdict, Verifier
-from sluice_protocol.source import SourceHello
+from sluice_protocol.source import RecordName, SourceHello
 
 # Nothing to do: how long until the next look.
 IDLE_S = 0.25
@@ -220,7 +220,9 @@ class Puller:
     def _judge(self, pull: Pull, verdict: Verdict, now: float) -> None:
         if verdict.failures:
             _, failure = verdict.failures[0]
-            self._fail(pull, failure, now)
+            items = [item for item, _ in verdict.failures]
+            names = [RecordName(item.kind.value, item.source, item.source_generation) for item in items]
+            self._fail(pull, failure, now, tuple(names))
             return
         pull.outstanding -= len(verdict.lot.items)
         pull.done_records += len(verdict.lot.items)
@@ -292,12 +294,12 @@ class Puller:
                 return pull
         return None
 
-    def _fail(self, pull: Pull, failure: Failure, now: float) -> None:
+    def _fail(self, pull: Pull, failure: Failure, now: float, mismatched: tuple[RecordName, ...] = ()) -> None:
         if pull.state is not PullState.RUN:
             return
         self.counters["failed"] += 1
         self.counters[f"failed_{failure.reason}"] += 1
-        self._events.append(PullFailed(pull.lease_id, failure.reason, failure.detail))
+        self._events.append(PullFailed(pull.lease_id, failure.reason, failure.detail, mismatched))
         self._settle(pull, now)
 
     def _settle(self, pull: Pull, now: float) -> None:

@@ -18,7 +18,7 @@ from sluice_engine.pool import LOT_BYTES, Pools, RecordPool
 from sluice_engine.step import PullItem
 from sluice_engine.transfer.contract import Failure
 from sluice_engine.transfer.plan import PIECE_BYTES
-from sluice_records import RecordKind, Trailer, TrailerError
+from sluice_records import RecordKind, Trailer
 
 
 class VerifyLevel(StrEnum):
@@ -55,24 +55,8 @@ class Verdict:
 
 def check_trailer(pool: RecordPool, item: PullItem) -> Failure | None:
     granted = Trailer(pool.layout.format_id, item.identity, item.source_generation, item.valid_tokens, item.digest)
-    return None if pool.has_trailer(item.destination, granted) else _explain(pool, item, granted)
-
-
-def _explain(pool: RecordPool, item: PullItem, granted: Trailer) -> Failure:
-    """Which field of a trailer that is not the granted one differs first."""
-    try:
-        found = pool.trailer(item.destination)
-    except TrailerError as error:
-        return _mismatch("TrailerMismatch", item, str(error))
-    fields = (
-        ("FormatMismatch", found.format_id, granted.format_id),
-        ("GenerationMismatch", found.generation, granted.generation),
-        ("IdentityMismatch", found.identity.hex(), granted.identity.hex()),
-        ("ValidTokensMismatch", found.valid_tokens, granted.valid_tokens),
-        ("DigestMismatch", found.digest, granted.digest),
-    )
-    reason, told, wanted = next(field for field in fields if field[1] != field[2])
-    return _mismatch(reason, item, f"trailer says {told}, granted was {wanted}")
+    difference = pool.difference(item.destination, granted)
+    return None if difference is None else _mismatch(difference[0], item, difference[1])
 
 
 def check_digests(pool: RecordPool, items: Sequence[PullItem]) -> list[tuple[PullItem, Failure]]:

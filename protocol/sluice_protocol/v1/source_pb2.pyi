@@ -173,24 +173,32 @@ class ReaderMessage(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     PULLED_FIELD_NUMBER: _builtins.int
     FETCH_FIELD_NUMBER: _builtins.int
+    MISMATCH_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___Open: ...
     @_builtins.property
     def pulled(self) -> Global___Pulled: ...
     @_builtins.property
     def fetch(self) -> Global___Fetch: ...
+    @_builtins.property
+    def mismatch(self) -> Global___Mismatch: ...
+    @_builtins.property
+    def progress(self) -> Global___Progress: ...
     def __init__(
         self,
         *,
         open: Global___Open | None = ...,
         pulled: Global___Pulled | None = ...,
         fetch: Global___Fetch | None = ...,
+        mismatch: Global___Mismatch | None = ...,
+        progress: Global___Progress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fetch", b"fetch", "kind", b"kind", "open", b"open", "pulled", b"pulled"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fetch", b"fetch", "kind", b"kind", "mismatch", b"mismatch", "open", b"open", "progress", b"progress", "pulled", b"pulled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetch", b"fetch", "kind", b"kind", "open", b"open", "pulled", b"pulled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fetch", b"fetch", "kind", b"kind", "mismatch", b"mismatch", "open", b"open", "progress", b"progress", "pulled", b"pulled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "pulled", "fetch"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["open", "pulled", "fetch", "mismatch", "progress"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -305,6 +313,50 @@ class Pulled(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Pulled: _TypeAlias = Pulled  # noqa: Y015
+
+@_typing.final
+class Mismatch(_message.Message):
+    """Last words of a reader whose pull failed. Clean-up never depends on them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordName]:
+        """as they arrived, not what was granted"""
+
+    def __init__(
+        self,
+        *,
+        records: _abc.Iterable[Global___RecordName] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Mismatch: _TypeAlias = Mismatch  # noqa: Y015
+
+@_typing.final
+class Progress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    num_bytes: _builtins.int
+    """of what was granted, arrived"""
+    def __init__(
+        self,
+        *,
+        num_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_bytes", b"num_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Progress: _TypeAlias = Progress  # noqa: Y015
 
 @_typing.final
 class Fetch(_message.Message):
