@@ -6,9 +6,10 @@ cache as well, and every sequence that has any of them is ended. Reads, never ch
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from sluice_engine.sequence import Phase, Sequence
 from sluice_engine.state import SchedulerState, sequence_records
 from sluice_engine.step import RecordRef
 from sluice_records import ChainKey
@@ -17,12 +18,13 @@ from sluice_records import ChainKey
 @dataclass(frozen=True, slots=True)
 class Condemned:
     """`records`: those of the bad ones whose generation still lives. `pages`, `snapshots`: keys that leave the cache.
-    `sequences`: ids of those that may have computed from any of it."""
+    `sequences`: ids of those that have any of it; `readers`: those of them that may have computed from it."""
 
     records: tuple[RecordRef, ...]
     pages: frozenset[ChainKey]
     snapshots: frozenset[ChainKey]
     sequences: tuple[int, ...]
+    readers: frozenset[int]
 
 
 def condemn(state: SchedulerState, bad: Collection[RecordRef]) -> Condemned:
@@ -32,8 +34,8 @@ def condemn(state: SchedulerState, bad: Collection[RecordRef]) -> Condemned:
     pages = bad_pages | state.cache.below(bad_pages | bad_snapshots | _keys_in_sequences(state, living))
     snapshots = pages | bad_snapshots
     tainted = living.union(state.cache.refs(pages, snapshots))
-    readers = [
-        sequence.id
+    holders = [
+        sequence
         for sequence in state.sequences.values()
         if any(ref in tainted for ref in (*sequence_records(sequence), *sequence.leased))
     ]
@@ -41,8 +43,22 @@ def condemn(state: SchedulerState, bad: Collection[RecordRef]) -> Condemned:
         tuple(ref for ref in dict.fromkeys(bad) if ref in living),
         frozenset(pages),
         frozenset(snapshots),
-        tuple(readers),
+        tuple(sequence.id for sequence in holders),
+        frozenset(sequence.id for sequence in holders if not tainted.isdisjoint(_read_by(state, sequence))),
     )
+
+
+def _read_by(state: SchedulerState, sequence: Sequence) -> Iterator[RecordRef]:
+    """Records that it may have computed from since they were closed. A source closes its state and its tail page with
+    its last chunk: nothing here reads them after that."""
+    for ref in sequence_records(sequence):
+        is_last = sequence.phase is Phase.HELD and ref in (sequence.state, *_tail_page(state, sequence))
+        if not is_last:
+            yield ref
+
+
+def _tail_page(state: SchedulerState, sequence: Sequence) -> list[RecordRef]:
+    return sequence.pages[sequence.num_given // state.limits.page_tokens :]
 
 
 def _keys_in_sequences(state: SchedulerState, refs: Collection[RecordRef]) -> set[ChainKey]:

@@ -425,21 +425,21 @@ class Leader:
         refs = tuple(dict.fromkeys(entry.ref for entry in bad))
         condemned = condemn(self.state, refs)
         for sequence in condemned.sequences:
-            self._end_tainted(sequence, bad[0].detail)
+            self._end_tainted(sequence, bad[0].detail, has_read=sequence in condemned.readers)
         self.tell(Corrupted(refs))
         if self._corruption.counts(len(refs), self.clock()):
-            self.die(MemoryCorrupt(self._corruption.describe(), bad[0].detail))
+            self.die(MemoryCorrupt(f"{self._corruption.describe()}, the last: {bad[-1].detail}"))
 
-    def _end_tainted(self, sequence: int, detail: str) -> None:
-        """It may have computed from a bad record. What it published since then cannot be taken back, so only a sequence
-        that published nothing is tried again."""
+    def _end_tainted(self, sequence: int, detail: str, *, has_read: bool) -> None:
+        """It has a bad record. If it has computed from it, what it published since then cannot be taken back, so only a
+        sequence that published nothing is tried again."""
         generation, state = self.generations.get(sequence), self.state.sequences[sequence]
         if state.mode is Mode.SOURCE:
-            self.rooms.refuse_tainted(sequence, detail)
+            self.rooms.refuse_tainted(sequence, detail, has_read=has_read)
             return
         # A reader's first token was computed by its source.
         published = generation is not None and generation.stream.sent > int(state.mode is Mode.READER)
-        reason = TOKENS_SUSPECT if published else RECORD_CORRUPT
+        reason = TOKENS_SUSPECT if published and has_read else RECORD_CORRUPT
         if sequence in self.rooms.readers:
             self.rooms.on_failed(sequence, reason, detail)
         else:

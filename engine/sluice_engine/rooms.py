@@ -151,7 +151,8 @@ class Rooms:
         self._by_lease: dict[str, ReaderRoom] = {}
         self._closed: dict[RecordRef, tuple[bytes, int]] = {}  # identity, digest
         self._closing: dict[RecordRef, bytes] = {}
-        self._suspects: dict[RecordRef, str] = {}  # to be verified -> the host of the reader that says so
+        # To be verified -> the host of the reader that says so, and the first step whose checks count.
+        self._suspects: dict[RecordRef, tuple[str, int]] = {}
         self._has_delayed = False
         self._mismatches = PeerBudget()
         self.lanes: Counter[str] = Counter()  # by the reader's host: records that were good here and not there
@@ -301,7 +302,7 @@ class Rooms:
             counters["mismatches_ignored"] += 1
             return
         log.warning("a reader reports a mismatch", **room.ids, peer=room.peer, records=len(refs))
-        self._suspects.update(dict.fromkeys(refs, room.peer))
+        self._suspects.update(dict.fromkeys(refs, (room.peer, self._leader.state.next_number)))
         self._leader.tell(Suspected(refs))
 
     def _end_suspicion(self, planned: Plan, bad: Collection[RecordRef]) -> None:
@@ -310,8 +311,11 @@ class Rooms:
         if not self._suspects and not self._has_delayed:
             return
         for check in planned.record.checks:
-            peer = self._suspects.pop(check.ref, None)
-            if peer is not None and check.ref not in bad:
+            peer, first_step = self._suspects.get(check.ref, ("", planned.record.number + 1))
+            if planned.record.number < first_step:
+                continue  # It is not suspect, or this check was planned before the reader said so.
+            del self._suspects[check.ref]
+            if check.ref not in bad:
                 self._leader.counters["lane_mismatches"] += 1
                 self.lanes[peer] += 1
                 self._leader.marks.say(f"LaneSuspect: {peer} received other bytes than this engine has")
@@ -322,12 +326,12 @@ class Rooms:
                 if not room.ended:
                     self._grant(room, grant)
 
-    def refuse_tainted(self, sequence: int, detail: str) -> None:
-        """A source's sequence may have computed from a bad record: its reader commits nothing of it."""
+    def refuse_tainted(self, sequence: int, detail: str, *, has_read: bool) -> None:
+        """A source's sequence has a bad record, and may have computed from it: its reader commits nothing of it."""
         room = self.sources.get(sequence)
         if room is None or room.ended:
             return
-        reason = TOKENS_SUSPECT if room.has_first_token else RECORD_CORRUPT
+        reason = TOKENS_SUSPECT if room.has_first_token and has_read else RECORD_CORRUPT
         room.ended = True
         room.port.post(LeaseEvent.REFUSED, Refused(reason, detail))
 

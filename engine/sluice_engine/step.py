@@ -175,7 +175,7 @@ class BadRecord(Plain, frozen=True, array_like=True):
 
 
 class StepResult(Plain, frozen=True, array_like=True):
-    """What a rank reports of a step. `bad`: those of the step's checks that failed, in this rank's memory. `busy_ns` and
+    """What a rank reports of a step. `bad`: the step's checks that failed, in this rank's memory. `busy_ns` and
     `check_ns` (of the checks) are for throughput figures; nothing is decided by them on the rank."""
 
     number: int

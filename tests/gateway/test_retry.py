@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_gateway.reasons import POLICIES, client_error, policy_of
+from sluice_gateway.reasons import POLICIES, TOKENS_SUSPECT, client_error, policy_of
 from sluice_gateway.retry import Again, Done, GiveUp, TryResult, judge
 from sluice_gateway.session import Lost
 from sluice_protocol.generate import Ended, EndReason, Refused
@@ -31,6 +31,8 @@ TABLE: list[tuple[TryResult, str | None, int, Done | Again | int]] = [
     (Refused("InvalidArgument", "vocab", 0), None, 0, 400),
     (Refused("BadSampling", "repetition_penalty is 0", 0), None, 0, 400),
     (Ended(EndReason.FAILED, 1, error="BadSampling"), None, 0, 400),
+    (Ended(EndReason.FAILED, 0, error="RecordCorrupt"), None, 0, Again(0.0, True, 1)),
+    (Ended(EndReason.FAILED, 3, error="TokensSuspect"), None, 0, 503),
     (Ended(EndReason.FAILED, 1, error="BadLogits", detail="logits at position 3 are not finite"), None, 0, 500),
 ]
 
@@ -58,6 +60,6 @@ def test_a_request_under_which_several_engines_failed_is_suspect_once_its_budget
 
 def test_what_every_engine_would_say_again_is_never_retried_and_everything_else_is() -> None:
     for reason, policy in POLICIES.items():
-        assert policy.retry == (policy.status == 503), reason
+        assert policy.retry == (policy.status == 503 and reason != TOKENS_SUSPECT), reason
         assert client_error(reason, "", 1).again == (policy.status != 500), reason
     assert policy_of("NeverHeardOf").spends

@@ -314,6 +314,7 @@ def test_what_a_start_has_taken_is_not_held_against_the_loop_that_begins(phase):
 def test_every_reason_of_a_wedge_is_in_a_table():
     tabled = {row[2] for row in FROZEN} | {row[2] for row in STALLED} | {Reason.START_STALLED}
     own = {Reason.DRAIN_STALLED, Reason.START_FAILED, Reason.SUPERVISOR_FAILED}  # the supervisor's
+    own |= {Reason.MEMORY_CORRUPT}  # the leader's last words: tests/engine/test_corruption.py
     deaths = {row[1] for row in DEATHS} | {Reason.THREAD_DEAD} | own
     assert tabled | deaths == set(Reason)
 
@@ -370,6 +371,12 @@ def test_who_froze_first_is_the_culprit():
 
 def test_idle_is_healthy_for_ever():
     assert Engine().run(600) == Verdict(Kind.IDLE)
+
+
+def test_an_engine_that_holds_leases_is_not_called_idle():
+    engine = Engine()
+    engine.set("leader.lease", count_b=32)
+    assert engine.run(600) == Verdict(Kind.PROGRESSING)
 
 
 def test_a_step_may_take_its_factor_over_what_it_should_take():

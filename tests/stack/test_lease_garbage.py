@@ -9,7 +9,7 @@ from queue import Queue
 
 import grpc
 import pytest
-from stack_double import KEY, RunningStack
+from stack_double import KEY, RunningStack, eventually
 
 from sluice_engine.grpc_options import KEY_HEADER
 from sluice_engine.spec import load_spec, resolve
@@ -182,3 +182,20 @@ def test_garbage_for_the_whole_life_of_the_thread(stack, channel, hello):
     assert not codes & {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
     assert_well(stack)
     assert unknown_messages(stack) > 0
+
+
+def test_a_reader_that_never_says_pulled_does_not_keep_its_records(stack, channel, hello):
+    """Every place of the source is taken by completed leases of a peer that says nothing more: it is no idle engine,
+    they end by name when their budget is over, and who has waited is answered."""
+    prefill = stack.engines["prefill-0"]
+    before = prefill.inspect()["counters"].get("leases_stalled", 0)
+    places = prefill.inspect()["max_running"]
+    leases = [Talk(channel, opened(hello, lease_id=f"kept-{n}", ttl_ms=2**32 - 1)) for n in range(places)]
+    eventually(lambda: prefill.inspect()["sequences"].get("held") == places, "all of them are complete")
+    eventually(lambda: prefill.probe("/health")[1]["verdict"] == "progressing", "it is not called idle")
+    assert len(stack.chat("may I?", 5).text()) == 5
+    assert prefill.inspect()["counters"]["leases_stalled"] > before
+    assert {lease.kinds()[-1] for lease in leases} == {"complete"}
+    assert {lease.call.code() for lease in leases} == {grpc.StatusCode.DEADLINE_EXCEEDED}
+    assert all("not pulled within 10 s" in str(lease.call.details()) for lease in leases)
+    assert_well(stack)

@@ -61,14 +61,14 @@ LIES: dict[str, tuple[Lie, set[str]]] = {
     "more records said": (setting("complete", "num_records", 99), {"BadSource"}),
     "a grant withheld": (on("granted", lambda message: []), {"BadSource"}),
     "a grant twice": (on("granted", lambda message: [message, message]), {"BadSource", "RoomFailed"}),
-    "an index out of range": (records(lambda r: setattr(r, "index", 5000)), {"RoomFailed"}),
-    "a kind of tomorrow": (records(lambda r: setattr(r, "kind", "dream")), {"RoomFailed"}),
+    "an index out of range": (records(lambda r: setattr(r, "index", 5000)), {"BadSource"}),
+    "a kind of tomorrow": (records(lambda r: setattr(r, "kind", "dream")), {"BadSource"}),
     "another record": (records(lambda r: setattr(r, "record", (r.record + 3) % 8)), set()),
     "a record out of range": (records(lambda r: setattr(r, "record", 10**8)), set()),
     "another generation": (records(lambda r: setattr(r, "generation", r.generation + 1)), set()),
-    "another identity": (records(lambda r: setattr(r, "identity", b"x" * 16)), set()),
+    "another identity": (records(lambda r: setattr(r, "identity", b"x" * 16)), {"BadSource"}),
     "another digest": (records(lambda r: setattr(r, "digest", r.digest ^ 1)), set()),
-    "other valid tokens": (records(lambda r: setattr(r, "valid_tokens", 7)), set()),
+    "other valid tokens": (records(lambda r: setattr(r, "valid_tokens", 7)), {"BadSource"}),
     "released twice": (on("released", lambda message: [message, message]), {""}),
     "nothing released": (on("released", lambda m: [source_pb2.SourceMessage(released=source_pb2.Released())]), set()),
     "an unknown kind": (on("granted", lambda message: [source_pb2.SourceMessage()]), {"UnknownMessage"}),
@@ -93,6 +93,28 @@ def test_a_lie_fails_its_room_by_name_and_nothing_else(pair, name):
         assert not reasons or ended.error in reasons, ended
     served = gateway.generate(address, [*prompt, 1])
     assert (served.reason, served.num_tokens) == ("length", 6)
+    for engine in stack.engines.values():
+        engine.settled()
+
+
+def test_a_readers_mismatch_reaches_the_source_which_verifies_its_own_records(pair):
+    """They are good there, so the lane is at fault: that is counted, and nothing is thrown away."""
+    stack, source, address, gateway = pair
+    prefill = stack.engines["prefill-0"]
+    before = prefill.inspect()["counters"]
+    source.lie = records(lambda r: setattr(r, "digest", r.digest ^ 1))
+    try:
+        ended = gateway.generate(address, [11, *range(1, 60)])
+    finally:
+        source.lie = lambda message: [message]
+    assert (ended.reason, ended.error) == ("failed", "DigestMismatch")
+
+    def grown(name: str) -> int:
+        return int(prefill.inspect()["counters"].get(name, 0)) - int(before.get(name, 0))
+
+    eventually(lambda: grown("lane_mismatches") > 0, "the source has verified what the reader complained of")
+    assert grown("mismatches_reported") == 1
+    assert grown("records_corrupt") == 0
     for engine in stack.engines.values():
         engine.settled()
 

@@ -88,6 +88,10 @@ ADVICE: Mapping[Reason, Advice] = {
         "a rank was handed a step record that does not follow from the one before, and refused it",
         "Memory or the socket changed bytes, or two builds were mixed. Check the memory; report it with the bundle.",
     ),
+    Reason.MEMORY_CORRUPT: Advice(
+        "several closed cache records of the engine changed by themselves within ten minutes",
+        "Test the machine's memory (or the device's ECC counters); look for what else writes into the engine's memory.",
+    ),
     Reason.LEADER_DEAD: Advice(
         "the leader's process has ended",
         "Its last words and the log name the error; -9 is most often the kernel's memory killer (`dmesg`).",

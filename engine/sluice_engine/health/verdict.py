@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from sluice_engine.health.layout import Phase, State
 from sluice_engine.health.reading import WAIT_FOR_LOOPS, WAIT_FOR_STEPS, Reading, RowReading, Thread, expected_ns
-from sluice_engine.health.watched import LEADER_LOOP, Reason, Watched
+from sluice_engine.health.watched import LEADER_LOOP, LEASE_THREAD, Reason, Watched
 
 
 class Kind(StrEnum):
@@ -91,9 +91,10 @@ def verdict(before: Reading, after: Reading, budgets: Budgets, watched: Sequence
         slowest = max([slowest, *found], key=lambda told: (told.kind is Kind.SLOW, told.age_s))
     if slowest.kind is Kind.SLOW:
         return slowest
-    # A call to itself is no work.
+    # A call to itself is no work. Leases are: whoever holds one keeps records that others may wait for.
     works = any(row.pending for row in after.rows.values() if row.name not in WAIT_FOR_LOOPS)
-    return Verdict(Kind.PROGRESSING) if works else IDLE
+    lease = after.rows.get(LEASE_THREAD.name)
+    return Verdict(Kind.PROGRESSING) if works or (lease is not None and lease.count_b) else IDLE
 
 
 # A loop turns at least so often: which of two that froze within less was first cannot be told from their ticks.

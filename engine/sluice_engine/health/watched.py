@@ -29,6 +29,7 @@ class Reason(StrEnum):
     START_FAILED = "StartFailed"
     SUPERVISOR_FAILED = "SupervisorFailed"
     STEP_DIVERGENCE = "StepDivergence"
+    MEMORY_CORRUPT = "MemoryCorrupt"
     LEADER_DEAD = "LeaderDead"
     SIDECAR_DEAD = "SidecarDead"
     GATEWAY_DEAD = "GatewayDead"

@@ -24,6 +24,8 @@ FAULT = Policy(retry=True, spends=True, status=503)
 SOURCE_FAULT = Policy(retry=True, spends=True, status=503, source=True)
 FREE = Policy(retry=True, spends=False, status=503)
 FINAL = Policy(retry=False, spends=False, status=400)
+# Tokens that the client has may be wrong: to go on from them would only hide it.
+SUSPECT = Policy(retry=False, spends=False, status=503)
 # Not the client's fault, and the same on every engine of these weights.
 BROKEN = Policy(retry=False, spends=False, status=500)
 
@@ -31,6 +33,7 @@ BROKEN = Policy(retry=False, spends=False, status=500)
 ENGINE_LOST = "EngineLost"
 SOURCE_LOST = "SourceLost"
 TOKENS_LOST = "TokensLost"
+TOKENS_SUSPECT = "TokensSuspect"
 PREEMPTED = "Preempted"
 DRAINING = "Draining"
 
@@ -65,6 +68,9 @@ POLICIES: dict[str, Policy] = {
     "FingerprintMismatch": FAULT,
     "TransferFailed": FAULT,
     "DigestMismatch": FAULT,
+    # A cached record had changed. Where no token came out of it, another try computes it anew.
+    "RecordCorrupt": FAULT,
+    TOKENS_SUSPECT: SUSPECT,
     "ContextTooLong": FINAL,
     "LargerThanPool": FINAL,
     "TokenOutOfRange": FINAL,
@@ -90,6 +96,12 @@ def client_error(reason: str, detail: str, tries: int, victims: int = 0) -> ApiE
         return invalid(None, f"The engine refused the request: {detail or reason}", code)
     if policy.status == 500:
         return model_broken(f"The model made no answer to this request: {detail or reason}.", reason)
+    if reason == TOKENS_SUSPECT:
+        return unavailable(
+            "Memory that this answer was computed from has changed, so what was sent of it may be wrong. Discard it and"
+            " send the request again.",
+            reason,
+        )
     last = f"{reason} ({detail})" if detail else reason
     if victims > 1:
         return poison_suspected(victims, last)

@@ -1,0 +1,98 @@
+"""A reader takes only records of its own tokens, whatever trailers and digests say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from leader_double import HeldRank, ask, make_leader, turns
+
+from sluice_engine.granted import fault_of_grant
+from sluice_engine.leader import Generation, Leader
+from sluice_protocol.generate import EndReason, Role
+from sluice_protocol.source import GrantedRecord
+from sluice_records import Layouts, RecordKind, block_keys, extend_chain, record_identity
+
+PROMPT = tuple(range(1, 41))  # two full pages and a tail
+
+
+class Quiet:
+    """Neither leases nor transport: what is granted is handed in by the test."""
+
+    is_up = True
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        return lambda *told: {}
+
+
+async def reading(tmp_path: Path, prompt: tuple[int, ...] = PROMPT) -> tuple[Leader, Generation]:
+    leader = make_leader(tmp_path, Role.DECODE, memory_bytes=400_000, max_running=4)
+    leader.ranks.append(HeldRank(leader))
+    leader.rooms.transfer, leader.rooms.leases = Quiet(), Quiet()  # type: ignore[assignment]
+    generation = ask(leader, 1, prompt, 9)
+    await turns()
+    return leader, generation
+
+
+def source_grants(layouts: Layouts, salt: bytes, prompt: tuple[int, ...]) -> list[GrantedRecord]:
+    """What a source that means this prompt would grant, from the definition of the hash chain."""
+    size = layouts.page_tokens
+    keys = list(block_keys(salt, prompt, size))
+    tail = len(prompt) % size
+    last = extend_chain(keys[-1] if keys else salt, prompt[len(prompt) - tail :]) if tail else keys[-1]
+    page, state = layouts[RecordKind.PAGE], layouts[RecordKind.STATE]
+    pages = [GrantedRecord("page", n, 1, record_identity(page, key), 7, size, n) for n, key in enumerate(keys)]
+    if tail:
+        pages.append(GrantedRecord("page", len(keys), 1, record_identity(page, last), 7, tail, len(keys)))
+    return [*pages, GrantedRecord("state", 0, 1, record_identity(state, last), 7, len(prompt), 0)]
+
+
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 32, 40])
+async def test_what_a_source_of_the_same_prompt_grants_is_taken(tmp_path: Path, tokens: int) -> None:
+    prompt = PROMPT[:tokens]
+    leader, generation = await reading(tmp_path, prompt)
+    sequence = leader.state.sequences[generation.sequence]
+    records = source_grants(leader.resolved.layouts, leader.state.salt, prompt)
+    assert fault_of_grant(leader.state, sequence, records) == ""
+    assert len(records) == len(sequence.pages) + 1
+
+
+OTHER = (*PROMPT[:20], 63, *PROMPT[21:])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda mine, other: [other[1]], "page 1 of other tokens"),
+        (lambda mine, other: [other[2]], "page 2 of other tokens"),
+        (lambda mine, other: [other[-1]], "state 0 of other tokens"),
+        (lambda mine, other: [mine[0], msgspec.structs.replace(mine[0], index=1)], "page 1 of other tokens"),
+        (lambda mine, other: [msgspec.structs.replace(mine[0], index=3)], "page 3, which this sequence does not have"),
+        (lambda mine, other: [msgspec.structs.replace(mine[-1], index=1)], "state 1, which"),
+        (lambda mine, other: [msgspec.structs.replace(mine[0], kind="snapshot")], "snapshot 0, which"),
+        (lambda mine, other: [msgspec.structs.replace(mine[2], valid_tokens=16)], "16 tokens where 8 are needed"),
+    ],
+)
+async def test_records_of_another_prompt_fail_the_room_by_name(
+    tmp_path: Path, change: Callable[..., list[GrantedRecord]], named: str
+) -> None:
+    leader, generation = await reading(tmp_path)
+    layouts, salt = leader.resolved.layouts, leader.state.salt
+    records = change(source_grants(layouts, salt, PROMPT), source_grants(layouts, salt, OTHER))
+    leader.rooms.on_granted(generation.sequence, "peer", tuple(records))
+    ended = generation.ended.result()
+    assert (ended.reason, ended.error) == (EndReason.FAILED, "BadSource")
+    assert named in ended.detail
+    await leader.emptied()
+    leader.state.check_integrity()
+    assert len(leader.state.cache) == 0
+
+
+async def test_a_prompt_with_an_equal_beginning_shares_that_much_and_no_more(tmp_path: Path) -> None:
+    leader, generation = await reading(tmp_path)
+    sequence = leader.state.sequences[generation.sequence]
+    other = source_grants(leader.resolved.layouts, leader.state.salt, OTHER)
+    assert fault_of_grant(leader.state, sequence, other[:1]) == ""
+    assert fault_of_grant(leader.state, sequence, other[:2]) != ""
