@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from sluice_engine.health.last_words import KEPT_LINES
 from sluice_engine.log import LogFormat, as_record
 from sluice_engine.processes import PAUSE_S, SLICE_S
 
@@ -31,6 +32,8 @@ READ_BYTES = 16 * 1024
 GATHER_S, GATHER_LINES = 0.05, 32
 # At the end of a child, for what it said last.
 CLOSE_S = 0.5
+# Of each of its last lines, which are kept.
+MAX_TAIL_LINE_BYTES = 2048
 
 
 class ChildStderr:
@@ -44,6 +47,7 @@ class ChildStderr:
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._rest = b""
         self._lines: deque[bytes] = deque()
+        self._tail: deque[bytes] = deque(maxlen=KEPT_LINES)
         self._pause: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._turn)
@@ -67,6 +71,10 @@ class ChildStderr:
                     break
             self._said(json.dumps({"event": "dropped", "bytes": left}).encode() + b"\n")
         self._end()
+
+    def tail(self) -> list[str]:
+        """The last lines that came, as text."""
+        return [line[:MAX_TAIL_LINE_BYTES].decode(errors="replace").rstrip("\r\n") for line in self._tail]
 
     def _turn(self) -> None:
         """Of the loop: who has more to say goes on after the others."""
@@ -94,6 +102,7 @@ class ChildStderr:
         while block := self._block():
             *lines, self._rest = (self._rest + block).split(b"\n")
             self._lines.extend(line + b"\n" for line in lines)
+            self._tail.extend(lines)
             while len(self._rest) > MAX_LINE_BYTES:
                 self._lines.append(self._rest[:MAX_LINE_BYTES] + b"\n")
                 self._rest = self._rest[MAX_LINE_BYTES:]
@@ -125,6 +134,7 @@ class ChildStderr:
         self._fd = -1
         if self._rest:
             self._said(self._rest + b"\n")
+            self._tail.append(self._rest)
             self._rest = b""
 
 

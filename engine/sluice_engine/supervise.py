@@ -16,6 +16,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from sluice_engine.deaths import ChildDied, blamed, deaths_of, first_cause, has_
 from sluice_engine.descriptors import raise_limit
 from sluice_engine.errors import SpecError
 from sluice_engine.health.guard import Guard, Service
+from sluice_engine.health.last_words import cause_of_death, clean
 from sluice_engine.health.reading import Exit
 from sluice_engine.health.secrets import without_secrets
 from sluice_engine.health.stacks import share_stacks
@@ -107,7 +109,12 @@ class Supervisor:
     def _about(self) -> dict[str, object]:
         """For a bundle: the config without its secret."""
         spec = json.loads(msgspec.json.encode(self.spec))
-        processes = {name: {"pid": p.pid, "status": p.returncode} for name, p in self._processes.items()}
+        processes: dict[str, dict[str, object]] = {
+            name: {"pid": p.pid, "status": p.returncode} for name, p in self._processes.items()
+        }
+        for name, stderr in self._stderr.items():
+            if lines := stderr.tail():
+                processes.setdefault(name, {})["stderr"] = [clean(line, (self.spec.key,)) for line in lines]
         return {
             "spec": spec | {"key": "(not told)", "otlp": without_secrets(self.spec.otlp)},
             "facts": dict(self._resolved.facts),
@@ -168,7 +175,8 @@ class Supervisor:
         if watching.done():
             return watching.result()
         await asyncio.wait(children, timeout=SETTLE_S, return_when=asyncio.ALL_COMPLETED)
-        self.guard.exited(blamed(Exit("leader", leader.returncode, *self._last_words.get("leader", ()))))
+        gone = blamed(Exit("leader", leader.returncode, *self._last_words.get("leader", ())))
+        self.guard.exited(self._with_last_words(gone))
         watching.cancel()
         return self.guard.watch.look()
 
@@ -188,9 +196,21 @@ class Supervisor:
             if not isinstance(error, ChildDied):
                 raise error
         for gone in first_cause([error.exit for error in deaths if isinstance(error, ChildDied)]):
-            self.guard.exited(gone)
+            self.guard.exited(self._with_last_words(gone))
         watching.cancel()
         return self.guard.watch.look()
+
+    def _with_last_words(self, gone: Exit) -> Exit:
+        """A death whose process has given no detail gets what its stderr says; NIXL's own reason is only there."""
+        stderr = self._stderr.get("zygote" if gone.process not in self._stderr else gone.process)
+        if stderr is None or (gone.detail and gone.process != "sidecar"):
+            return gone
+        stderr.close()
+        secrets = (self.spec.key,)
+        words = cause_of_death(stderr.tail(), secrets, holds_prompts=gone.process == "leader")
+        if not words or words in gone.detail:
+            return gone
+        return replace(gone, detail=f"{gone.detail}; its stderr: {words}" if gone.detail else words)
 
     # -- children --------------------------------------------------------------------------------------------------
 

@@ -143,7 +143,11 @@ class Up:
         if len(self._ends) > 1:
             self.hangs_up = True  # nobody ends a terminal of ours but we
         self._reader.join(10)
-        _wait(lambda: not self.left_behind(), f"nothing of {self.pids} is left", 10)
+        try:
+            _wait(lambda: not self.left_behind(), f"nothing of {self.pids} is left", 10)
+        except AssertionError as error:
+            living = [" ".join(psutil.Process(pid).cmdline()) for pid in self.left_behind()]
+            raise AssertionError(f"{error}: {living}") from error
         left = [path.name for path in Path(self.home.name).iterdir()]
         assert left == [], left
         return status

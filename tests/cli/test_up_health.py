@@ -73,3 +73,20 @@ def test_after_three_incidents_a_service_is_quarantined_if_asked_for(up):
     assert (answer["quarantined"], answer["reason"]) == (True, "GatewayDead")
     stack.wait("gateway is quarantined after 3 incidents")
     assert stack.interrupt() == 0
+
+
+def test_a_zygote_that_does_not_answer_takes_nobody_along(up):
+    """A second one serves the engine that needs a rank; the others keep their processes."""
+    stack = up("--decode", "2")
+    stack.wait("Ctrl-C stops it")
+    before = len(stack.lines)
+    ready = {told["name"]: told["pid"] for told in note(stack)["services"]}
+    os.kill(stack.service("sluice_engine.zygote"), signal.SIGSTOP)
+    os.kill(ready["decode-1"], signal.SIGKILL)
+    stack.wait("zygote: it does not answer: .*another one is started", start=before)
+    stack.wait("decode-1 is ready", start=before)
+    stack.wait("serving again", start=before)
+    after = {told["name"]: told["pid"] for told in note(stack)["services"]}
+    assert {name for name in ready if after[name] != ready[name]} == {"decode-1"}
+    assert not [line for line in stack.lines[before:] if "decode-0 died" in line or "prefill-0 died" in line]
+    assert stack.interrupt() == 0

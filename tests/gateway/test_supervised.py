@@ -79,6 +79,18 @@ def test_a_killed_gateway_is_a_death_with_evidence(stack: RunningStack) -> None:
     assert (Path(said["evidence"]["path"]) / "recorder.bin").exists()
 
 
+def test_a_gateway_that_cannot_import_says_what(stack: RunningStack, tmp_path: Path, monkeypatch) -> None:
+    stack.start("unified")
+    (tmp_path / "tokenizers").mkdir()
+    (tmp_path / "tokenizers" / "__init__.py").write_text("import not_there_at_all")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(AssertionError, match="it ended with 1 first"):
+        stack.start_gateway(health={})
+    cause = events(stack)["died"]["cause"]
+    assert cause.startswith("Dead: GatewayDead: gateway (ended with 1: ModuleNotFoundError: No module named")
+    assert "not_there_at_all" in cause
+
+
 def test_a_stopped_gateway_is_a_wedge_with_its_state(stack: RunningStack) -> None:
     told = begin(stack, floor_s=1.0)
     os.kill(told["gateway"], signal.SIGSTOP)

@@ -183,3 +183,47 @@ def fill(writing: int) -> None:
                 continue
     finally:
         os.close(fd)
+
+
+def shadow(folder: Path, monkeypatch: pytest.MonkeyPatch, **modules: str) -> None:
+    """Modules of these names and sources come before the installed ones, in every child."""
+    folder.mkdir()
+    for name, source in modules.items():
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
+def test_what_a_library_says_only_on_stderr_is_in_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NIXL's exception has a code; the sentence that explains it is a line of its native logger."""
+    source = """
+import os
+class nixl_thread_sync_t:
+    NIXL_THREAD_SYNC_STRICT = 0
+def nixl_agent_config(**told): return None
+def nixl_agent(name, config):
+    os.write(2, b"E1201 config.cpp:84] Invalid UCX_TLS: the key k-is-a-secret is not for this lane\\n")
+    raise RuntimeError("NIXL_ERR_BACKEND")
+"""
+    modules = dict.fromkeys(("nixl_cu13", "nixl_cu12"), source)
+    shadow(tmp_path / "shadow", monkeypatch, **modules)
+    for name in modules:
+        (tmp_path / "shadow" / name / "_bindings.py").write_text("class nixlAgentConfig: pass\n")
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    with supervised(run_dir, role="prefill", health={"start_s": 60.0}, key="k-is-a-secret") as process:
+        assert process.popen.wait(60) == 1
+    assert_told(run_dir, "SidecarDead", "sidecar", "NIXL_ERR_BACKEND", "Invalid UCX_TLS", "is not for this lane")
+    assert "k-is-a-secret" not in (run_dir / "termination-log").read_text()
+    (bundle,) = (run_dir / "evidence").glob("incident-*")
+    about = json.loads((bundle / "about.json").read_text())
+    assert any("Invalid UCX_TLS" in line for line in about["processes"]["sidecar"]["stderr"])
+
+
+def test_a_leader_that_cannot_import_says_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shadow(tmp_path / "shadow", monkeypatch, grpc="import not_there_at_all")
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    with supervised(run_dir, health={"start_s": 60.0}) as process:
+        assert process.popen.wait(60) == 1
+    assert_told(run_dir, "LeaderDead", "leader", "No module named 'not_there_at_all'")

@@ -121,6 +121,23 @@ def test_a_loop_that_does_not_turn_is_named_when_its_budget_is_over_and_not_befo
     assert told.budget_s == BUDGETS.floor_s
 
 
+def test_who_holds_up_another_loop_is_named_with_the_time_that_is_over():
+    """The leader's loop has the interpreter and a long step to go by; the lease thread has waited its whole budget."""
+    engine = Engine()
+    engine.run(5)
+    engine.set("leader.loop", phase=Phase.SERVING, expected_ns=int(2 * BUDGETS.floor_s / BUDGETS.factor * 1e9))
+    engine.freeze("leader.loop", "leader.lease")
+    for _ in range(round(8 * BUDGETS.floor_s)):
+        row = engine.rows["leader.loop"]
+        engine.set("leader.loop", cpu_s=row.cpu_s + 0.25)
+        told = engine.run(0.25)
+        if told.is_fatal:
+            break
+    assert told.culprit == "leader.loop"
+    assert told.age_s > told.budget_s
+    assert "leader.lease has waited that long for it" in str(told)
+
+
 # -- frozen work: the loops turn, but what is pending does not move
 
 STALLED = [

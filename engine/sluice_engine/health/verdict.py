@@ -162,15 +162,20 @@ def _frozen_loops(before: Reading, after: Reading, budgets: Budgets, watched: Se
             continue
         budget = budgets.of(max(old.ticked_expected_ns, expected_ns(row, after.rows)))
         frozen.append((thread, row, after.at_s - old.ticked_s, budget, row.cpu_s - old.cpu_ticked_s))
-    overdue = [age for _, _, age, budget, _ in frozen if age > budget]
+    overdue = [loop for loop in frozen if loop[2] > loop[3]]
     if overdue:
-        together = [loop for loop in frozen if loop[2] > max(overdue) - TURN_S]
+        first = max(overdue, key=lambda loop: loop[2])
+        together = [loop for loop in frozen if loop[2] > first[2] - TURN_S]
         # Of a process whose threads wait for the interpreter, the one that has it has the CPU: by far more than those
         # that wake to ask for it.
         computing = [loop for loop in together if loop[4] > MIN_SHARE * loop[2]]
         thread, row, age, budget, _ = max(computing, key=lambda loop: loop[4], default=together[0])
+        detail = _stopped(row)
+        if age <= budget:  # It holds up another loop, which has no time left though this one has.
+            age, budget = first[2], first[3]
+            detail = "; ".join(filter(None, (detail, f"{first[1].name} has waited that long for it")))
         reason, culprit = _reason_of_frozen(thread, row)
-        yield Verdict(Kind.WEDGED, reason, culprit, describe_doing(row), age, budget, row.pending, _stopped(row))
+        yield Verdict(Kind.WEDGED, reason, culprit, describe_doing(row), age, budget, row.pending, detail)
     for thread, row, age, budget, _ in frozen:
         yield from _judge_slow(age, budget, budgets.slow, _reason_of_frozen(thread, row), row, is_due=True)
 

@@ -23,6 +23,7 @@ from sluice_engine.child_stderr import ChildStderr, passed_on
 from sluice_engine.descriptors import raise_limit
 from sluice_engine.errors import SpecError
 from sluice_engine.health.guard import Guard, Service
+from sluice_engine.health.last_words import cause_of_death, clean
 from sluice_engine.health.reading import Exit
 from sluice_engine.health.secrets import without_secrets
 from sluice_engine.health.spec import HealthSpec
@@ -83,7 +84,15 @@ class GatewaySupervisor:
     def _about(self) -> dict[str, object]:
         """Keys are in files, so that the arguments have no secrets."""
         gateway = self._gateway
-        told = {} if gateway is None else {"gateway": {"pid": gateway.pid, "status": gateway.returncode}}
+        told: dict[str, dict[str, object]] = {}
+        if gateway is not None:
+            lines = self._stderr.tail() if self._stderr is not None else []
+            about: dict[str, object] = {
+                "pid": gateway.pid,
+                "status": gateway.returncode,
+                "stderr": [clean(line) for line in lines],
+            }
+            told["gateway"] = about
         return {"arguments": [without_secrets(argument) for argument in self.spec.arguments], "processes": told}
 
     async def run(self) -> int:
@@ -136,8 +145,15 @@ class GatewaySupervisor:
         self._is_refused = status == REFUSED and not self.guard.watch.started
         if self._is_refused:
             return None
-        self.guard.exited(Exit("gateway", status))
+        self.guard.exited(Exit("gateway", status, "", self._last_words()))
         return self.guard.watch.look()
+
+    def _last_words(self) -> str:
+        """What the gateway's stderr says of its death."""
+        if self._stderr is None:
+            return ""
+        self._stderr.close()
+        return cause_of_death(self._stderr.tail(), holds_prompts=True)
 
     async def _stop(self, gateway: asyncio.subprocess.Process, watching: asyncio.Task[Verdict]) -> Verdict | None:
         """It finishes what it has. One that dies, freezes or takes too long meanwhile is told of as ever."""

@@ -39,12 +39,19 @@ def _verdict(body: bytes) -> str:
         return ""
 
 
-async def look_after(url: str, condemn: Callable[[str], None], period_s: float = PERIOD_S) -> None:
-    """Until FAILURES in a row; then `condemn(why)`, once."""
+async def look_after(
+    url: str,
+    condemn: Callable[[str], None],
+    period_s: float = PERIOD_S,
+    doubt: Callable[[str], None] = lambda why: None,
+) -> None:
+    """Until FAILURES in a row; then `condemn(why)`, once. `doubt(why)` hears of the first of them."""
     failures = 0
     while failures < FAILURES:
         why = await problem(url)
         failures = failures + 1 if why else 0
+        if failures == 1:
+            doubt(why)
         if failures < FAILURES:
             await asyncio.sleep(period_s)
     condemn(f"{why}, {FAILURES} times in a row")
@@ -70,7 +77,7 @@ async def zygote_problem(socket: Path, timeout_s: float = TIMEOUT_S) -> str:
 async def look_after_zygote(
     socket: Path, is_needed: Callable[[], bool], condemn: Callable[[str], None], period_s: float = PERIOD_S
 ) -> None:
-    """For ever. All ranks hang on it: nobody ends it while they run and none is to be forked."""
+    """For ever. All ranks hang on it: `condemn` must not end those that run."""
     failures = 0
     while True:
         await asyncio.sleep(period_s)

@@ -49,6 +49,8 @@ class Service:
     task: asyncio.Task[None] | None = None
     _process: asyncio.subprocess.Process | None = None
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    _superseded: asyncio.Event = field(default_factory=asyncio.Event)
+    _retired: list[tuple[asyncio.subprocess.Process, asyncio.Task[int]]] = field(default_factory=list)
     _cause: str = ""
 
     def begin(self) -> asyncio.Task[None]:
@@ -64,16 +66,28 @@ class Service:
         self._signal(signal.SIGTERM)
         await asyncio.wait({self.task}, timeout=STOP_S)
         self.kill()
-        await asyncio.gather(self.task, return_exceptions=True)
+        await asyncio.gather(self.task, *(following for _, following in self._retired), return_exceptions=True)
 
     def kill(self) -> None:
         self._stopping.set()
         self._signal(signal.SIGKILL)
+        for process, _ in self._retired:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGKILL)
 
     def condemn(self, cause: str) -> None:
         """It is past helping: end it now, for this reason unless it has given its own, and let it be started again."""
         self._cause = self._cause or cause
+        self.on_event(self.name, {"event": "condemned", "cause": cause})
         self._signal(signal.SIGKILL)
+
+    def supersede(self, cause: str) -> None:
+        """It is past helping, but others live by it: start another process in its place now, and keep this one until
+        `stop`."""
+        if self._process is not None and self._process.returncode is None and self.ready.is_set():
+            self.on_event(self.name, {"event": "superseded", "cause": cause})
+            self._superseded.set()
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -84,6 +98,10 @@ class Service:
         backoff, started_once = FIRST_BACKOFF_S, False
         while not self._stopping.is_set():
             cause, last_words = await self._life()
+            if self._superseded.is_set():
+                self._superseded.clear()
+                self.ready.clear()
+                continue
             if self._stopping.is_set():
                 return
             if not self.ready.is_set() and not started_once:
@@ -126,9 +144,16 @@ class Service:
         if self._stopping.is_set():
             self._signal(signal.SIGTERM)
         bounding = None if self.log is None else asyncio.get_running_loop().create_task(_keep_bounded(self.log))
+        following = asyncio.get_running_loop().create_task(self._follow(process))
+        superseded = asyncio.get_running_loop().create_task(self._superseded.wait())
         try:
-            return await self._follow(process)
+            await asyncio.wait({following, superseded}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                return following.result()
+            self._retired.append((process, following))
+            return 0
         finally:
+            superseded.cancel()
             if bounding is not None:
                 bounding.cancel()
 

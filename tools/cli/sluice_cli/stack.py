@@ -299,6 +299,10 @@ class Stack:
                 self._say(f"{name} is ready (pid {event.get('pid')}): torch is imported")
             case "loading":
                 self._say_loading(name, int(str(event["loaded"])), int(str(event["total"])) or 1)
+            case "superseded":
+                self._say(f"{name}: {event.get('cause')}; another one is started, and engines that run go on")
+            case "condemned":
+                self._say(f"{name} is being ended: {event.get('cause')}")
             case "sidecar-died":
                 self._say(f"{name}: its transport sidecar died (status {event.get('status')}) and is started again")
 
@@ -307,7 +311,11 @@ class Stack:
         self._announced[name] = {key: value for key, value in event.items() if key != "event"}
         self._write_note()
         service = next(service for service in self.services if service.name == name)
-        watch = look_after(str(event["probes"]), service.condemn)
+
+        def doubt(why: str) -> None:
+            self._say(f"{name}: {why}; it is ended if that stays so")
+
+        watch = look_after(str(event["probes"]), service.condemn, doubt=doubt)
         self._liveness[name] = asyncio.get_running_loop().create_task(watch, name=f"liveness of {name}")
 
     def _look_after_zygote(self, zygote: Service) -> asyncio.Task[None]:
@@ -316,7 +324,15 @@ class Stack:
         def is_needed() -> bool:
             return zygote.ready.is_set() and not all(engine.ready.is_set() for engine in self._engines)
 
-        watch = look_after_zygote(self.directory / "zygote.sock", is_needed, zygote.condemn)
+        def replace(why: str) -> None:
+            """Engines that run stay with the old one; those that wait for a rank begin again with the new one."""
+            (self.directory / "zygote.sock").unlink(missing_ok=True)
+            zygote.supersede(why)
+            for engine in self._engines:
+                if not engine.ready.is_set():
+                    engine.condemn("its zygote does not answer")
+
+        watch = look_after_zygote(self.directory / "zygote.sock", is_needed, replace)
         return asyncio.get_running_loop().create_task(watch, name="liveness of the zygote")
 
     def _say_ready(self, name: str, event: Event) -> None:
