@@ -94,7 +94,8 @@ class Generation:
 
 class Leader:
     """Everything here runs on one event loop; `on_death` is called once, with the reason, and the process exits.
-    `on_drain` is called when a drain begins."""
+    `on_drain` is called when a drain begins, `on_pair_change(source, reason, detail)` when this reader cannot take
+    records from a source any more (or can again: no reason)."""
 
     def __init__(
         self,
@@ -107,6 +108,7 @@ class Leader:
         tracer: Tracer = NO_TRACER,
         on_death: Callable[[Exception], None],
         on_drain: Callable[[], None] = lambda: None,
+        on_pair_change: Callable[[str, str, str], None] = lambda source, reason, detail: None,
     ) -> None:
         self.spec = spec
         self.resolved = resolved
@@ -139,6 +141,7 @@ class Leader:
         self._dead = False
         self._on_death = on_death
         self._on_drain = on_drain
+        self.on_pair_change = on_pair_change
         self._loop = asyncio.get_running_loop()
 
     # -- requests --------------------------------------------------------------------------------------------------

@@ -89,6 +89,7 @@ class LeaderProcess:
             self.start_id,
             on_death=self.die,
             on_drain=self._drain_begins,
+            on_pair_change=lambda source, reason, detail: say("pair", source=source, reason=reason, detail=detail),
             marks=self.marks,
             tracer=tracer,
         )

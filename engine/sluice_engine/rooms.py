@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from sluice_engine import log
 from sluice_engine.corruption import RECORD_CORRUPT, TOKENS_SUSPECT
 from sluice_engine.granted import fault_of_grant
+from sluice_engine.pair_health import LANE_REASONS, PairHealth
 from sluice_engine.peer_budget import PeerBudget
 from sluice_engine.sequence import (
     Aborted,
@@ -155,6 +156,7 @@ class Rooms:
         self._suspects: dict[RecordRef, tuple[str, int]] = {}
         self._has_delayed = False
         self._mismatches = PeerBudget()
+        self.pairs = PairHealth()  # by the source's address
         self.lanes: Counter[str] = Counter()  # by the reader's host: records that were good here and not there
 
     @property
@@ -439,6 +441,7 @@ class Rooms:
         )
         if generation is not None:
             generation.span.event("room committed", records=room.done, bytes=room.done_bytes)
+            self.on_pair(generation.source_address)
         self._leader.tell(PullCommitted(sequence, room.first_token))
         self._forget(room)
 
@@ -449,11 +452,23 @@ class Rooms:
             return
         generation = self._leader.generations.get(sequence)
         request = generation.request_id if generation else ""
+        if generation is not None and reason in LANE_REASONS:
+            self.on_pair(generation.source_address, reason, detail)
         log.warning("room failed", request=request, lease=room.lease_id, reason=reason, detail=detail)
         if generation is not None:
             self._leader.end(generation, EndReason.FAILED, reason, detail)
         self._leader.tell(Aborted(sequence, EndCause.FAILED))
         self.cancel(sequence, last_word)
+
+    def on_pair(self, source: str, reason: str = "", detail: str = "") -> None:
+        """A lease, a Hello or a ping of this source has succeeded, or has failed for this reason."""
+        if reason and self.pairs.failed(source, reason, detail):
+            self._leader.counters["pairs_failed"] += 1
+            self._leader.marks.say(f"PairFailing: {source}: {reason}: {detail}")
+            self._leader.on_pair_change(source, reason, detail)
+        elif not reason and self.pairs.succeeded(source):
+            self._leader.marks.say(f"PairRecovered: {source}")
+            self._leader.on_pair_change(source, "", "")
 
     def cancel(self, sequence: int, last_word: LastWord | None = None) -> None:
         """No further READ is posted; the sequence's records go back when nothing can land any more. Idempotent."""

@@ -30,6 +30,7 @@ from sluice_engine.transfer.messages import (
     FenceWanted,
     FetchWanted,
     PeerRefused,
+    Pinged,
     PullEvent,
     PullFailed,
     PullsTerminal,
@@ -79,6 +80,7 @@ class Transport:
         self._link: TransferLink | None = None
         self._pools: Pools = {}
         self._peers: dict[str, SourceHello] = {}
+        self._pinged: dict[str, str] = {}  # incarnation -> address of the source
         self._client: LeaseClient | None = None
         self._server: SourceServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -103,6 +105,7 @@ class Transport:
             asks = (self.resolved.fingerprint, self.spec.key, self.attach, self._feed, *patience, self._identity)
             client = LeaseClient(self._thread, *asks)
             self.leader.rooms.leases = self._client = client
+            client.watch(self.leader.rooms.on_pair, self.leader.rooms.pairs.forget, self._ping)
 
     def describe(self) -> dict[str, object]:
         if self._link is None:
@@ -140,6 +143,12 @@ class Transport:
     def stream_ended(self, lease_id: str) -> None:
         self._with_link(lambda link: link.stream_ended(lease_id))
 
+    def _ping(self, source: str, incarnation: str) -> None:
+        """Its Hello came: is the lane there too?"""
+        self._pinged[incarnation] = source
+        if not self._with_link(lambda link: link.ping(incarnation)):
+            del self._pinged[incarnation]  # Our own transport is away: that says nothing of the source.
+
     # -- life of the link ------------------------------------------------------------------------------------------
 
     @property
@@ -172,6 +181,7 @@ class Transport:
     def _lost(self, closed: asyncio.Future[str]) -> None:
         """The sidecar is dead, and with it every handle: fail what it was doing, then meet its successor."""
         self._link = None
+        self._pinged.clear()
         rooms = self.leader.rooms
         rooms.end_all_sources()
         rooms.on_transport_lost()
@@ -240,6 +250,9 @@ class Transport:
                     self._client.fetch(sequence, fetch)
             case FenceWanted(peer, stranded):
                 self._on_fence_wanted(f"{stranded} records stranded by {peer}")
+            case Pinged(peer, reason, detail):
+                if (source := self._pinged.pop(peer, None)) is not None:
+                    rooms.on_pair(source, reason, detail)
             case PeerRefused():
                 pass  # its leases fail by themselves; the fence follows when it stays so
 

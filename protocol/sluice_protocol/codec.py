@@ -224,6 +224,7 @@ def encode_load(value: g.Load) -> e.LoadReply:
         running_pages=value.running_pages,
         reserved_pages=value.reserved_pages,
         not_ready=value.not_ready,
+        failing_sources=value.failing_sources,
     )
 
 
@@ -244,6 +245,7 @@ def decode_load(message: e.LoadReply) -> g.Load:
         message.running_pages,
         message.reserved_pages,
         message.not_ready,
+        tuple(message.failing_sources),
     )
 
 

@@ -124,6 +124,20 @@ def test_each_side_of_a_pair_is_chosen_on_its_own() -> None:
     assert addresses(choose(*fleet, engine(DECODE, "d2"))) == ("p2", "d2")
 
 
+def test_a_pair_whose_records_do_not_move_is_avoided_while_there_is_another() -> None:
+    """Each engine is well and wanted; only the way from p1 to d1 is not."""
+    keys = prefix_keys(Fingerprint.of({}), tuple(range(16)), 4)
+    d1 = engine(DECODE, "d1", failing_sources=("p1-source",))
+    fleet = [engine(PREFILL, "p1", block_keys=keys), d1]
+    assert addresses(choose(*fleet)) == ("p1", "d1"), "the only pair is never avoided"
+    assert addresses(choose(*fleet, engine(PREFILL, "p2"))) == ("p2", "d1")
+    assert addresses(choose(*fleet, engine(DECODE, "d2", running=7))) == ("p1", "d2")
+    both = engine(DECODE, "d3", failing_sources=("p1-source", "p2-source"))
+    assert addresses(choose(engine(PREFILL, "p1"), engine(PREFILL, "p2"), both))[1] == "d3"
+    full = engine(DECODE, "d2", running=8)
+    assert addresses(choose(*fleet, full)) == ("p1", "d1"), "nor is one whose others are full"
+
+
 def test_equals_share_the_work_and_the_seed_decides() -> None:
     fleet = [engine(UNIFIED, f"u{i}") for i in range(4)]
     picks = Counter(addresses(choose(*fleet, seed=seed))[0] for seed in range(400))

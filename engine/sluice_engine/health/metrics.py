@@ -108,6 +108,11 @@ def _lane(status: Status) -> Iterator[Sample]:
         yield (transport["name"], transport["lane"]), float(transport["bytes_per_second"])
 
 
+def _pairs(status: Status) -> Iterator[Sample]:
+    for pair in (status.get("books") or {}).get("pairs", ()):
+        yield (pair["source"],), float(pair["failures"])
+
+
 def _memory(status: Status) -> Iterator[Sample]:
     for process, nbytes in status["memory_bytes"].items():
         yield (process,), float(nbytes)
@@ -169,6 +174,13 @@ METRICS: tuple[MetricSpec, ...] = (
         ("transport", "lane"),
         "what the transport's self-test measured at its start, and over which lane",
         _lane,
+    ),
+    MetricSpec(
+        "sluice_pair_failures",
+        G,
+        ("source",),
+        "leases, Hellos and pings in a row that failed of a source that this reader cannot take records from",
+        _pairs,
     ),
     MetricSpec("sluice_transfer_events", C, ("event",), "counters of the transport", _transfer_counters),
     MetricSpec("sluice_gateway_queued", G, (), "requests that wait for a place", _gateway("queued")),

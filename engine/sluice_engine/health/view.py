@@ -85,7 +85,8 @@ def _message(status: Status) -> str:
     if status["verdict"] == "slow":
         told = f"{status['culprit']} is {status['doing']} for {status['age_s']:.1f} s of {status['budget_s']:.1f} s"
         return f"slow: {told} ({status['reason']} if it stays so)"
-    return ""
+    pairs = (status.get("books") or {}).get("pairs", ())
+    return "; ".join(f"no records from {pair['source']}: {pair['reason']}: {pair['detail']}" for pair in pairs)
 
 
 def _processes(status: Status) -> list[dict[str, Any]]:
@@ -125,6 +126,7 @@ def _books(books: Status) -> dict[str, Any]:
         "sequences": dict(sequences),
         "rooms": dict(books.get("rooms", {})),
         "transport": dict(books.get("transport", {})),
+        "pairs": list(books.get("pairs", ())),
         "pools": [
             {"name": name, "total": sum(states.values()), "states": dict(states)}
             for name, states in books.get("ledger", {}).items()

@@ -14,6 +14,7 @@ from sluice_engine import hooks
 from sluice_engine.grpc_options import KEY_HEADER, OPTIONS
 from sluice_engine.lease.at_hand import Hand
 from sluice_engine.lease.thread import LeaseThread
+from sluice_engine.lease.watch import BadSource, SourceWatch
 from sluice_engine.rooms import LEASE_TTL_MS
 from sluice_engine.tls.client import open_channel
 from sluice_engine.tls.diagnosis import why_not
@@ -53,14 +54,6 @@ MIN_ANSWER_S = 5.0
 MIN_SILENT_S = 10.0
 LAST_WORD_S = 1.0
 _AWAITED = {LeaseEvent.OPEN: "Open", LeaseEvent.PULLS_DONE: "Pulled"}
-
-
-class BadSource(Exception):
-    """The source at this address cannot be read from: `reason` and what differs."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason, self.detail = reason, detail
 
 
 @dataclass(slots=True)
@@ -120,6 +113,7 @@ class LeaseClient:
         self.answer_s, self.silent_s = answer_s, silent_s
         self._peers: dict[str, _Peer] = {}
         self._rooms: dict[int, _ReaderLease] = {}
+        self._watch: SourceWatch | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     # -- LeasePort -------------------------------------------------------------------------------------------------
@@ -134,14 +128,37 @@ class LeaseClient:
         """Stream transport: ask for bytes on the lease itself."""
         self.thread.call(self._fetch, sequence, fetch)
 
+    def watch(
+        self,
+        on_pair: Callable[[str, str, str], None],
+        forget: Callable[[str], None],
+        ping: Callable[[str, str], None],
+    ) -> None:
+        """Look after the sources of leases from now on; what is found is told on the leader's loop."""
+        self.thread.call(self._begin_watch, SourceWatch(self, on_pair, forget, ping))
+
     # -- on the lease loop -----------------------------------------------------------------------------------------
 
     def _open(self, sequence: int, lease_id: str, address: str, want: WantPrefill, have_prefix: int) -> None:
+        if self._watch is not None:
+            self._watch.use(address)
         room = _ReaderLease(self, sequence, lease_id, address, want, have_prefix)
         self._rooms[sequence] = room
         task = asyncio.get_running_loop().create_task(room.run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _begin_watch(self, watch: SourceWatch) -> None:
+        self._watch = watch
+        task = asyncio.get_running_loop().create_task(watch.run())
+        self._tasks.add(task)
+        task.add_done_callback(self._watch_ended)
+
+    def _watch_ended(self, task: asyncio.Task[None]) -> None:
+        """It never ends by itself: an error in it is this thread's."""
+        self._tasks.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self.thread.fail(error)
 
     def _post(self, sequence: int, event: LeaseEvent, last_word: LastWord | None) -> None:
         room = self._rooms.get(sequence)
@@ -204,20 +221,33 @@ class LeaseClient:
                 self._retire(address, peer)
 
     async def _hello(self, address: str, stub: Any, identity: Identity | None) -> SourceHello:
-        request = source_pb2.SourceHelloRequest(schema_version=SCHEMA_VERSION, fingerprint=self.fingerprint.as_dict())
         try:
-            reply = await stub.Hello(request, metadata=self.metadata, timeout=HELLO_TIMEOUT_S)
+            hello = await self._call_hello(stub, HELLO_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             is_connection = error.code() is grpc.StatusCode.UNAVAILABLE
             if is_connection and (why := await why_not(address, Peer.PREFILL, identity)):
                 raise BadSource("SourceLost", f"TLS: {why}") from error
             raise
-        hello = decode_source_hello(reply)
         names = hello.fingerprint.differences(self.fingerprint)
         if names:
             raise BadSource("FingerprintMismatch", f"source and reader differ in {', '.join(names)}")
         self.thread.tell_leader(self.attach, hello)
         return hello
+
+    async def _call_hello(self, stub: Any, timeout_s: float) -> SourceHello:
+        request = source_pb2.SourceHelloRequest(schema_version=SCHEMA_VERSION, fingerprint=self.fingerprint.as_dict())
+        return decode_source_hello(await stub.Hello(request, metadata=self.metadata, timeout=timeout_s))
+
+    async def ask_hello(self, stub: Any, timeout_s: float) -> SourceHello:
+        """Once more, of a source that has said it before. Raises BadSource."""
+        try:
+            return await self._call_hello(stub, timeout_s)
+        except grpc.aio.AioRpcError as error:
+            is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            detail = f"{error.code().name}: {error.details()}"
+            raise BadSource("SourceSilent" if is_late else "SourceLost", detail) from error
+        except Exception as error:  # what does not decode
+            raise BadSource("SourceLost", f"{type(error).__name__}: {error}") from error
 
 
 class _ReaderLease:

@@ -74,9 +74,13 @@ class LeaseThread:
         try:
             function(*args)
         except Exception as error:
-            self._row.doing(f"{type(error).__name__}: {error}")
-            self._row.end(failed=True)
-            self._leader_loop.call_soon_threadsafe(self._on_death, error)
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """On the lease loop: something that must never end has ended."""
+        self._row.doing(f"{type(error).__name__}: {error}")
+        self._row.end(failed=True)
+        self._leader_loop.call_soon_threadsafe(self._on_death, error)
 
     def _run(self) -> None:
         self._row.begin(Phase.SERVING)

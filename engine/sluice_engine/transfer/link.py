@@ -26,6 +26,7 @@ from sluice_engine.transfer.messages import (
     Detach,
     Forget,
     FrameReader,
+    Ping,
     Pull,
     PullEvent,
     Report,
@@ -76,6 +77,10 @@ class TransferLink(Protocol):
 
     def stream_ended(self, lease_id: str) -> None:
         """The lease's stream is gone: no bytes come any more. Nothing to do where records do not come by it."""
+        ...
+
+    def ping(self, peer: str) -> None:
+        """Try the lane to a source; `Pinged` follows."""
         ...
 
     async def stats(self) -> Stats: ...
@@ -147,6 +152,9 @@ class SidecarLink:
 
     def stream_ended(self, lease_id: str) -> None:
         pass
+
+    def ping(self, peer: str) -> None:
+        self._send(Ping(peer))
 
     def allow(self, pieces: int) -> None:
         """Tests only."""

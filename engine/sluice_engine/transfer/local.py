@@ -20,6 +20,7 @@ from sluice_engine.transfer.messages import (
     FetchWanted,
     Forget,
     LaneReport,
+    Ping,
     Pull,
     SidecarHello,
     Stats,
@@ -87,6 +88,9 @@ class LocalLink:
         if isinstance(self.transfer, StreamTransfer):
             self.transfer.end(lease_id)
             self._wake.set()
+
+    def ping(self, peer: str) -> None:
+        self._do(Ping(peer))
 
     async def stats(self) -> Stats:
         answer = self._do(AskStats())

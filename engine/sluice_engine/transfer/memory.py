@@ -79,6 +79,9 @@ class MemoryTransfer:
         self._posted[handle] = _Posted(piece, self.fault(piece))
         return handle
 
+    def ping(self, peer: str) -> Handle | None:
+        return self.post(Piece("(ping)", peer, (), (), ()))
+
     def poll(self, handle: Handle) -> Outcome:
         posted = self._get(handle)
         if posted.outcome is PENDING and posted.fault not in (Fault.HOLD, Fault.DROP):
@@ -110,14 +113,15 @@ class MemoryTransfer:
         source = self._fabric.sources.get(posted.piece.peer)
         if source is None:
             return Failure("PeerLost", f"{posted.piece.peer!r} is gone")
-        self.landed.append(posted.piece)
+        if posted.piece.runs:
+            self.landed.append(posted.piece)
         for run in posted.piece.runs:
             nbytes = run.nbytes // 2 if posted.fault is Fault.FAIL else run.nbytes
             data = source[run.kind].buffer[run.source : run.source + nbytes]
             self._pools[run.kind].buffer[run.destination : run.destination + nbytes] = data
             if posted.fault is Fault.FAIL:
                 break
-        if posted.fault is Fault.CORRUPT:
+        if posted.fault is Fault.CORRUPT and posted.piece.runs:
             first = posted.piece.runs[0]
             self._pools[first.kind].buffer[first.destination] ^= 0x10
         if posted.fault is Fault.FAIL:

@@ -48,6 +48,12 @@ class Forget(Message, frozen=True, array_like=True, tag=True):
     lease_id: str
 
 
+class Ping(Message, frozen=True, array_like=True, tag=True):
+    """Read one record of this source, whose content does not matter; `Pinged` follows."""
+
+    peer: str
+
+
 class AskStats(Message, frozen=True, array_like=True, tag=True):
     pass
 
@@ -58,7 +64,7 @@ class Allow(Message, frozen=True, array_like=True, tag=True):
     pieces: int
 
 
-Command = Attach | Detach | Pull | Stop | Forget | AskStats | Allow
+Command = Attach | Detach | Pull | Stop | Forget | Ping | AskStats | Allow
 
 # -- sidecar -> leader -------------------------------------------------------------------------------------------------
 
@@ -155,6 +161,14 @@ class FenceWanted(Message, frozen=True, array_like=True, tag=True):
     stranded: int
 
 
+class Pinged(Message, frozen=True, array_like=True, tag=True):
+    """`reason`: empty where the record came, else why it did not."""
+
+    peer: str
+    reason: str = ""
+    detail: str = ""
+
+
 class FetchWanted(Message, frozen=True, array_like=True, tag=True):
     """Byte stream only: to be sent on the lease."""
 
@@ -180,7 +194,7 @@ class Ticked(Message, frozen=True, array_like=True, tag=True):
     in_flight: int
 
 
-PullEvent = RecordsDone | PullFailed | PullsTerminal | StrandedEnded | PeerRefused | FenceWanted | FetchWanted
+PullEvent = RecordsDone | PullFailed | PullsTerminal | StrandedEnded | PeerRefused | FenceWanted | FetchWanted | Pinged
 Report = SidecarHello | Attached | Stats | Ticked | PullEvent
 
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from sluice_engine import hooks
 from sluice_engine.pool import Pools
 from sluice_engine.transfer.contract import DONE, PENDING, Failure, Handle, Outcome
@@ -32,6 +34,9 @@ from sluice_records import RecordKind
 # wake-ups. By CMA nothing comes that it would miss, and every look is a wake-up of this process.
 PROGRESS_DELAY_US = 1000
 CMA_PROGRESS_DELAY_US = 10_000
+# Of a ping's READ, at most.
+PING_BYTES = 64 * 1024
+_Ranges = list[tuple[int, int, int]]
 # What a forked child of this process exits with, at once.
 FORK_EXIT = 70
 # NIXL's exceptions have no base of their own but Exception (1.5.1), so calls into it are wrapped in that, one by one.
@@ -161,6 +166,9 @@ class NixlTransfer:
         self._mapped = (destinations, sources)
         _, self._bases = self._register(destinations or {})
         registered, self.source_bases = self._register(sources or {})
+        # Where a ping's bytes go: nobody reads them.
+        self._scratch = np.zeros(PING_BYTES, dtype=np.uint8)
+        self._agent.register_memory([(int(self._scratch.ctypes.data), PING_BYTES, 0, "")], "DRAM")
         self.metadata = b""
         if registered is not None:
             self.metadata = bytes(self._agent.get_partial_agent_metadata(registered, True, ["UCX"]))
@@ -204,12 +212,18 @@ class NixlTransfer:
         peer = self._peers.get(piece.peer)
         if peer is None or not peer.open:
             raise PeerLost(f"{piece.peer!r} is not attached")
-        raw, outcome = self._start(piece, peer)
-        self._next += 1
-        handle = Handle(self._next)
-        self._posted[handle] = _Posted(piece.peer, raw, outcome)
-        peer.in_flight += 1
-        return handle
+        ours = [(self._bases[run.kind] + run.destination, run.nbytes, 0) for run in piece.runs]
+        theirs = [(peer.bases[run.kind] + run.source, run.nbytes, 0) for run in piece.runs]
+        return self._note(piece.peer, peer, *self._read(piece.peer, peer, ours, theirs))
+
+    def ping(self, peer: str) -> Handle | None:
+        known = self._peers.get(peer)
+        if known is None or not known.open:
+            raise PeerLost(f"{peer!r} is not attached")
+        pool = min(known.hello.pools, key=lambda pool: pool.record_bytes)
+        nbytes = min(pool.record_bytes, PING_BYTES)
+        ours, theirs = [(int(self._scratch.ctypes.data), nbytes, 0)], [(pool.base, nbytes, 0)]
+        return self._note(peer, known, *self._read(peer, known, ours, theirs))
 
     def poll(self, handle: Handle) -> Outcome:
         posted = self._get(handle)
@@ -253,12 +267,17 @@ class NixlTransfer:
             if pool.memory != "DRAM":
                 raise BadPeer(f"{peer.incarnation!r} has {pool.kind} records in {pool.memory}, which we cannot read")
 
-    def _start(self, piece: Piece, peer: _Peer) -> tuple[Any, Outcome]:
-        """The raw handle (None when none was made) and how far it got at once."""
+    def _note(self, name: str, peer: _Peer, raw: Any, outcome: Outcome) -> Handle:
+        self._next += 1
+        handle = Handle(self._next)
+        self._posted[handle] = _Posted(name, raw, outcome)
+        peer.in_flight += 1
+        return handle
+
+    def _read(self, name: str, peer: _Peer, ours: _Ranges, theirs: _Ranges) -> tuple[Any, Outcome]:
+        """The raw handle (None when none was made) and how far it got at once. Ranges are (address, bytes, device)."""
         raw = None
         try:
-            ours = [(self._bases[run.kind] + run.destination, run.nbytes, 0) for run in piece.runs]
-            theirs = [(peer.bases[run.kind] + run.source, run.nbytes, 0) for run in piece.runs]
             raw = self._agent.initialize_xfer(
                 "READ",
                 self._agent.get_xfer_descs(ours, "DRAM"),
@@ -267,7 +286,7 @@ class NixlTransfer:
             )
             outcome = _outcome(self._agent.transfer(raw))
         except Exception as error:
-            outcome = self._failed(piece.peer, error)
+            outcome = self._failed(name, error)
             return raw, outcome if raw is None or outcome.reason == "PeerLost" else self._limbo(outcome)
         return raw, outcome
 

@@ -19,6 +19,7 @@ from sluice_engine.transfer.messages import (
     Command,
     Detach,
     Forget,
+    Ping,
     Pull,
     Report,
     Stats,
@@ -49,6 +50,8 @@ def apply_command(puller: Puller, command: Command, now: float, turns: int = 0) 
             puller.stop(lease_id, now)
         case Forget(lease_id):
             puller.forget(lease_id, now)
+        case Ping(peer):
+            puller.ping(peer, now)
         case Allow(pieces):
             puller.allowance = pieces if pieces >= 0 else None
         case AskStats():

@@ -19,6 +19,7 @@ from sluice_engine.transfer.books import check_books
 from sluice_engine.transfer.contract import DONE, PENDING, Failure, Outcome, Transfer
 from sluice_engine.transfer.errors import PeerLost, PlanRejected
 from sluice_engine.transfer.messages import PullEvent, PullFailed, PullsTerminal, RecordsDone, StrandedEnded
+from sluice_engine.transfer.pings import Pings
 from sluice_engine.transfer.plan import Piece, PoolShape, Shapes, plan_pieces
 from sluice_engine.transfer.pull import DEFAULTS, Flight, Pull, PullerSettings, PullState, RecordAt
 from sluice_engine.transfer.sources import Sources
@@ -53,6 +54,7 @@ class Puller:
         self._moved = 0.0
         self._busy = False
         self.counters: Counter[str] = Counter()
+        self._pings = Pings(transfer)
         # Test hook: how many pieces may still be posted; None: no limit.
         self.allowance: int | None = None
 
@@ -98,6 +100,10 @@ class Puller:
         allowed = self._settings.deadline_base_s + owed / self._settings.floor_bytes_per_s
         pull.deadline = max(pull.deadline, now + allowed)
 
+    def ping(self, peer: str, now: float) -> None:
+        """Try the lane to this source; `Pinged` follows."""
+        self._pings.start(peer, now)
+
     def stop(self, lease_id: str, now: float) -> None:
         """PullsTerminal follows, once a lease, whether or not anything was ever pulled."""
         pull = self._pulls.get(lease_id)
@@ -136,6 +142,7 @@ class Puller:
         elif self.help_verify():
             self._take_verdicts(now)
         self._events += self._stranded.due(now)
+        self._events += self._pings.tick(now)
         events, self._events = self._events, []
         return events
 
@@ -148,7 +155,9 @@ class Puller:
             return 0.0 if self._busy else min(max((now - self._moved) / 4, 50e-6), 2e-3)
         if any(pull.outstanding for pull in self._pulls.values() if pull.state is PullState.RUN):
             return 0.0 if self._busy else 50e-6 if self.allowance is None else 5e-3
-        return self._settings.zombie_poll_s if self._ghosts else IDLE_S
+        idle = self._settings.zombie_poll_s if self._ghosts else IDLE_S
+        pinging = self._pings.idle_for()
+        return idle if pinging is None else min(idle, pinging)
 
     def help_verify(self) -> bool:
         """Check some records here, for at most as long as a piece is digested, if there is nothing to move meanwhile.

@@ -73,6 +73,11 @@ class StreamTransfer:
         self._fetches.append((piece.lease_id, Fetch(tuple(names))))
         return handle
 
+    def ping(self, peer: str) -> Handle | None:
+        if peer not in self._peers:
+            raise PeerLost(f"{peer!r} is not attached")
+        return None
+
     def poll(self, handle: Handle) -> Outcome:
         return self._get(handle).outcome
 

@@ -520,6 +520,7 @@ class LoadReply(_message.Message):
     RUNNING_PAGES_FIELD_NUMBER: _builtins.int
     RESERVED_PAGES_FIELD_NUMBER: _builtins.int
     NOT_READY_FIELD_NUMBER: _builtins.int
+    FAILING_SOURCES_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     running: _builtins.int
     waiting: _builtins.int
@@ -545,6 +546,10 @@ class LoadReply(_message.Message):
     def block_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """hints: deepest cached boundaries"""
 
+    @_builtins.property
+    def failing_sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """addresses of sources that it cannot take records from at the moment"""
+
     def __init__(
         self,
         *,
@@ -563,10 +568,11 @@ class LoadReply(_message.Message):
         running_pages: _builtins.int = ...,
         reserved_pages: _builtins.int = ...,
         not_ready: _builtins.bool = ...,
+        failing_sources: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_keys", b"block_keys", "draining", b"draining", "empty", b"empty", "free_pages", b"free_pages", "incarnation", b"incarnation", "max_running", b"max_running", "not_ready", b"not_ready", "oldest_waiting_s", b"oldest_waiting_s", "quarantined", b"quarantined", "reserved_pages", b"reserved_pages", "running", b"running", "running_pages", b"running_pages", "step_p95_ms", b"step_p95_ms", "total_pages", b"total_pages", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_keys", b"block_keys", "draining", b"draining", "empty", b"empty", "failing_sources", b"failing_sources", "free_pages", b"free_pages", "incarnation", b"incarnation", "max_running", b"max_running", "not_ready", b"not_ready", "oldest_waiting_s", b"oldest_waiting_s", "quarantined", b"quarantined", "reserved_pages", b"reserved_pages", "running", b"running", "running_pages", b"running_pages", "step_p95_ms", b"step_p95_ms", "total_pages", b"total_pages", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

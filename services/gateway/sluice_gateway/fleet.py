@@ -118,6 +118,12 @@ class Pair:
         return tuple(engine.member.address for engine in self.engines)
 
     @property
+    def is_failing(self) -> bool:
+        """Whether its decode engine says that it gets no records from its prefill engine."""
+        load = self.decode.load
+        return load is not None and bool(load.failing_sources) and self.source_address in load.failing_sources
+
+    @property
     def source_address(self) -> str:
         hello = None if self.prefill is None else self.prefill.hello
         return "" if hello is None else hello.source_address

@@ -144,8 +144,24 @@ def _best_of_group(
     prefill, decode, unified = (_best(side, scorer, random) for side in group)
     pairs = [] if unified is None else [Pair(unified)]
     if prefill is not None and decode is not None:
-        pairs.append(Pair(decode, prefill))
+        best = Pair(decode, prefill)
+        pairs.append(_one_that_works(group, scorer) or best if best.is_failing else best)
     return pairs
+
+
+def _one_that_works(
+    group: tuple[tuple[Engine, ...], tuple[Engine, ...], tuple[Engine, ...]], scorer: _Scorer
+) -> Pair | None:
+    """The best pair with room between whose engines records move; None where there is none: then a pair that fails is
+    still tried, for it may be well again."""
+    prefills, decodes, _ = group
+    pairs = [Pair(d, p) for d in decodes if d.room > 0 for p in prefills if p.room > 0]
+    working = [pair for pair in pairs if not pair.is_failing]
+    return min(
+        working,
+        key=lambda pair: (scorer.shunned(pair.engines), -scorer.pair_score(pair), pair.addresses),
+        default=None,
+    )
 
 
 def _best(side: Sequence[Engine], scorer: _Scorer, random: Random) -> Engine | None:

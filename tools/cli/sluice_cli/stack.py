@@ -299,6 +299,11 @@ class Stack:
                 self._say(f"{name} is ready (pid {event.get('pid')}): torch is imported")
             case "loading":
                 self._say_loading(name, int(str(event["loaded"])), int(str(event["total"])) or 1)
+            case "pair" if event.get("reason"):
+                why = f"{event.get('reason')}: {event.get('detail')}"
+                self._say(f"{name} gets no records from {event.get('source')}: {why}")
+            case "pair":
+                self._say(f"{name} gets records from {event.get('source')} again")
             case "superseded":
                 self._say(f"{name}: {event.get('cause')}; another one is started, and engines that run go on")
             case "condemned":
