@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -12,18 +12,20 @@ from starlette.responses import Response
 
 from sluice_gateway import frames
 from sluice_gateway.auth import check_key
-from sluice_gateway.bodies import read_body
+from sluice_gateway.bodies import Body, read_body
 from sluice_gateway.dispatch import Clock
-from sluice_gateway.errors import invalid, model_not_found
+from sluice_gateway.encoding import Kind
+from sluice_gateway.errors import ApiError, invalid, model_not_found
 from sluice_gateway.frames import ChatFrames, CompletionFrames, Frames, Identity
 from sluice_gateway.gateway import Gateway
 from sluice_gateway.jobs import Job, route_report, usage
-from sluice_gateway.requests import Options, parse_chat, parse_completion
+from sluice_gateway.requests import Options
 from sluice_gateway.respond import StreamResponse, WholeResponse
 from sluice_gateway.sinks import CollectSink, StreamSink
 
 Write = Callable[[bytes], None]
 MakeFrames = Callable[[int], Frames]
+MakeJob = Callable[[], Coroutine[Any, Any, Job]]
 
 
 class Endpoints:
@@ -38,26 +40,29 @@ class Endpoints:
     # -- generating
 
     async def chat(self, request: Request) -> Response:
-        body = await self._body(request)
-        checked = await self._gateway.checked(body, parse_chat)
-        self._check_model(checked.options)
-        answer_id = f"chatcmpl-{self._new_id()}"
-        job = _traced(await self._gateway.chat_job(checked, self._deadline(request), answer_id), request)
-        return self._respond(request, job, answer_id, chat=True)
+        return await self._generate(request, Kind.CHAT, f"chatcmpl-{self._new_id()}")
 
     async def completions(self, request: Request) -> Response:
-        body = await self._body(request)
-        checked = await self._gateway.checked(body, parse_completion)
-        self._check_model(checked.options)
-        answer_id = f"cmpl-{self._new_id()}"
-        job = _traced(await self._gateway.completion_job(checked, self._deadline(request), answer_id), request)
-        return self._respond(request, job, answer_id, chat=False)
+        return await self._generate(request, Kind.COMPLETION, f"cmpl-{self._new_id()}")
 
-    async def _body(self, request: Request) -> bytes:
+    async def _generate(self, request: Request, kind: Kind, answer_id: str) -> Response:
+        body = await self._body(request)
+        deadline_s = self._deadline(request)
+        prepared = await self._gateway.prepare(body, kind, deadline_s)
+        try:
+            self._check_model(prepared.options)
+        except ApiError:
+            prepared.drop()
+            raise
+        parent = request.headers.get("traceparent", "")
+        make_job = partial(self._gateway.job, prepared, deadline_s, answer_id, parent)
+        return self._respond(request, prepared.options, make_job, answer_id, kind)
+
+    async def _body(self, request: Request) -> Body:
         self._gateway.counters.requests += 1
         self._check_key(request)
         settings = self._gateway.settings
-        return await read_body(request, settings.max_body_bytes, settings.body_timeout_s)
+        return await read_body(request, settings.max_body_bytes, settings.body_timeout_s, self._gateway.bodies)
 
     def _check_key(self, request: Request) -> None:
         check_key(request.headers.get("authorization"), self._gateway.settings.api_keys)
@@ -79,28 +84,30 @@ class Endpoints:
             raise invalid("x-sluice-deadline-ms", message, "invalid_value")
         return int(text) / 1000
 
-    def _respond(self, request: Request, job: Job, answer_id: str, chat: bool) -> Response:
+    def _respond(self, request: Request, options: Options, make_job: MakeJob, answer_id: str, kind: Kind) -> Response:
         gateway, settings = self._gateway, self._gateway.settings
         identity = Identity(
-            answer_id, int(self._wall()), settings.model_name, gateway.system_fingerprint(), job.options.include_usage
+            answer_id, int(self._wall()), settings.model_name, gateway.system_fingerprint(), options.include_usage
         )
         wants_route = request.headers.get("x-sluice-route") == "1"
-        if job.options.stream:
-            make = ChatFrames if chat else CompletionFrames
-            kind = "chat.completion.chunk" if chat else "text_completion"
+        if options.stream:
+            make = ChatFrames if kind is Kind.CHAT else CompletionFrames
+            name = "chat.completion.chunk" if kind is Kind.CHAT else "text_completion"
 
             def frames_of(index: int) -> Frames:
                 return make(identity, index, gateway.tokenizer)
 
             def stream(write: Write) -> Coroutine[Any, Any, None]:
-                return self._stream(job, identity.head(kind), frames_of, wants_route, write)
+                return self._stream(make_job, identity.head(name), frames_of, wants_route, write)
 
             return StreamResponse(stream, gateway.counters, answer_id, settings.slow_client_bytes)
-        return WholeResponse(lambda: self._whole(job, identity, chat, wants_route), gateway.counters, answer_id)
+        whole = partial(self._whole, make_job, identity, kind, wants_route)
+        return WholeResponse(whole, gateway.counters, answer_id)
 
     async def _stream(
-        self, job: Job, head: dict[str, Any], make_frames: MakeFrames, wants_route: bool, write: Write
+        self, make_job: MakeJob, head: dict[str, Any], make_frames: MakeFrames, wants_route: bool, write: Write
     ) -> None:
+        job = await make_job()
         outcomes = await self._gateway.run(job, lambda index: StreamSink(make_frames(index), write))
         last: dict[str, Any] = {"usage": usage(job, outcomes)} if job.options.include_usage else {}
         if wants_route:
@@ -109,12 +116,14 @@ class Endpoints:
             write(frames.event(head | {"choices": []} | last))
         write(frames.DONE)
 
-    async def _whole(self, job: Job, identity: Identity, chat: bool, wants_route: bool) -> bytes:
+    async def _whole(self, make_job: MakeJob, identity: Identity, kind: Kind, wants_route: bool) -> bytes:
+        job = await make_job()
         sinks = [CollectSink() for _ in range(job.num_choices)]
         outcomes = await self._gateway.run(job, sinks.__getitem__)
-        kind = "chat.completion" if chat else "text_completion"
-        choices = [self._choice(job, index, sink, chat) for index, sink in enumerate(sinks)]
-        answer = identity.head(kind) | {"choices": choices, "usage": usage(job, outcomes)}
+        is_chat = kind is Kind.CHAT
+        choices = [self._choice(job, index, sink, is_chat) for index, sink in enumerate(sinks)]
+        name = "chat.completion" if is_chat else "text_completion"
+        answer = identity.head(name) | {"choices": choices, "usage": usage(job, outcomes)}
         if wants_route:
             answer["sluice"] = route_report(outcomes)
         return orjson.dumps(answer)
@@ -158,12 +167,6 @@ class Endpoints:
 
     async def health(self, _request: Request) -> Response:
         return _json(self._gateway.report())
-
-
-def _traced(job: Job, request: Request) -> Job:
-    """Part of the client's trace, if it has one."""
-    parent = request.headers.get("traceparent")
-    return job if parent is None else replace(job, trace_parent=parent)
 
 
 def _json(value: Any, status: int = 200) -> Response:
