@@ -13,18 +13,20 @@ import argparse
 import asyncio
 import json
 import os
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import uvloop
 from bench_gateway import TEXT, launch
 from fastapi import FastAPI
 
+from sluice_engine.processes import give_way, settle_heap
 from sluice_gateway.app import create_app
 from sluice_gateway.fleet import Fleet, Member
 from sluice_gateway.large_requests import WorkerSpec
@@ -60,15 +62,21 @@ def v4_directory() -> str:
     return str(Path(str(spec.origin)).parent)
 
 
+def waited_s(scheduler: TextIO) -> float:
+    """Of this thread, for a CPU."""
+    scheduler.seek(0)
+    return int(scheduler.read().split()[1]) / 1e9
+
+
 async def watch_loop(path: Path) -> None:
-    """Append the loop's stalls to `path`, in milliseconds, one a line with its time."""
-    loop = asyncio.get_running_loop()
-    with path.open("w", buffering=1) as out:
+    """Append the loop's stalls to `path`, in milliseconds, one a line with its time: what a turn took, less the time
+    for which the loop's thread was ready and other processes had the CPUs."""
+    with path.open("w", buffering=1) as out, open("/proc/thread-self/schedstat", buffering=1) as scheduler:
         while True:
-            before = loop.time()
+            before, waited = time.monotonic(), waited_s(scheduler)
             await asyncio.sleep(LOOK_S)
-            stall = loop.time() - before - LOOK_S
-            if stall > 0.001:
+            stall = time.monotonic() - before - LOOK_S - (waited_s(scheduler) - waited)
+            if stall > LOOK_S:  # what a timer of the loop may be late
                 out.write(f"{time.monotonic():.4f} {1e3 * stall:.3f}\n")
 
 
@@ -104,8 +112,14 @@ def serve(context: int, stalls: Path) -> None:
 
     app.router.lifespan_context = lifespan
     sock = listen("127.0.0.1:0")
-    line = json.dumps({"url": url_of(sock), "pid": os.getpid()})
-    make_server(app, lambda: print(line, flush=True)).run(sockets=[sock])
+
+    def on_ready() -> None:
+        settle_heap()
+        print(json.dumps({"url": url_of(sock), "pid": os.getpid()}), flush=True)
+
+    sys.setswitchinterval(0.0005)  # as `python -m sluice_gateway` does
+    give_way()
+    make_server(app, on_ready).run(sockets=[sock])
 
 
 async def post(port: int, fields: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -181,6 +195,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=10)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--context", type=int, default=1 << 20)
+    parser.add_argument("--json", action="store_true", help="all that was measured, for a test")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve is not None:
@@ -192,6 +207,11 @@ def main() -> int:
         quiet, disturbed = measure(
             arguments.megabytes, arguments.prompts, arguments.streams, arguments.context, Path(directory)
         )
+    if arguments.json:
+        print(
+            json.dumps([{**asdict(noticed), "p99": percentile(noticed.gaps, 0.99)} for noticed in (quiet, disturbed)])
+        )
+        return 0
     report("undisturbed", quiet)
     report(f"while {arguments.prompts} prompts of {arguments.megabytes:g} MB arrive", disturbed)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -81,13 +82,17 @@ def _brackets(data: bytes) -> int:
     return data.count(b"[") + data.count(b"{")
 
 
-async def read_body(request: Request, limit: int, timeout_s: float, budget: BodyBudget) -> Body:
-    """What should be JSON. Raises ApiError (408, 413, 415, 503) or ClientGone."""
+async def read_body(
+    request: Request, limit: int, timeout_s: float, budget: BodyBudget, on_refusal: Callable[[], None]
+) -> Body:
+    """What should be JSON. `on_refusal` is called when `budget` has no room for it.
+
+    Raises ApiError (408, 413, 415, 503) or ClientGone."""
     _check_type(request)
     body = Body(budget)
     try:
         async with asyncio.timeout(timeout_s):
-            await _read(request, limit, body)
+            await _read(request, limit, body, on_refusal)
     except BaseException as error:
         body.release()
         if isinstance(error, TimeoutError):
@@ -116,7 +121,7 @@ def _check_type(request: Request) -> None:
         raise unsupported_media(f"Content-Type is {kind[:64]!r}; send JSON with Content-Type: application/json.")
 
 
-async def _read(request: Request, limit: int, body: Body) -> None:
+async def _read(request: Request, limit: int, body: Body, on_refusal: Callable[[], None]) -> None:
     """What is refused is read and dropped, so that the client gets to read the answer."""
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > DRAIN_FACTOR * limit:
@@ -129,8 +134,9 @@ async def _read(request: Request, limit: int, body: Body) -> None:
             body.release()
             if size > DRAIN_FACTOR * limit:
                 break
-        elif has_room:
-            has_room = body.add(part)
+        elif has_room and not body.add(part):
+            has_room = False
+            on_refusal()
     if size > limit:
         raise body_too_large(limit)
     if not has_room:

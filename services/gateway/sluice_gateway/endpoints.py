@@ -61,8 +61,13 @@ class Endpoints:
     async def _body(self, request: Request) -> Body:
         self._gateway.counters.requests += 1
         self._check_key(request)
-        settings = self._gateway.settings
-        return await read_body(request, settings.max_body_bytes, settings.body_timeout_s, self._gateway.bodies)
+        settings, counters = self._gateway.settings, self._gateway.counters
+
+        def refused() -> None:
+            counters.refused_bodies += 1
+
+        limit, seconds = settings.max_body_bytes, settings.body_timeout_s
+        return await read_body(request, limit, seconds, self._gateway.bodies, refused)
 
     def _check_key(self, request: Request) -> None:
         check_key(request.headers.get("authorization"), self._gateway.settings.api_keys)
@@ -118,7 +123,11 @@ class Endpoints:
 
     async def _whole(self, make_job: MakeJob, identity: Identity, kind: Kind, wants_route: bool) -> bytes:
         job = await make_job()
-        sinks = [CollectSink() for _ in range(job.num_choices)]
+        describe = None
+        if job.options.sampling.top_logprobs is not None:
+            make = frames.chat_logprobs if kind is Kind.CHAT else frames.completion_logprobs
+            describe = partial(make, tokenizer=self._gateway.tokenizer)
+        sinks = [CollectSink(describe) for _ in range(job.num_choices)]
         outcomes = await self._gateway.run(job, sinks.__getitem__)
         is_chat = kind is Kind.CHAT
         choices = [self._choice(job, index, sink, is_chat) for index, sink in enumerate(sinks)]
@@ -129,13 +138,11 @@ class Endpoints:
         return orjson.dumps(answer)
 
     def _choice(self, job: Job, index: int, sink: CollectSink, chat: bool) -> dict[str, Any]:
-        tokenizer = self._gateway.tokenizer
-        shown = None if job.options.sampling.top_logprobs is None else sink.shown
         reason = sink.reason or "stop"
         if not chat:
-            return frames.completion_choice(index, sink.content, reason, shown, tokenizer)
+            return frames.completion_choice(index, sink.content, reason, sink.logprobs)
         reasoning = sink.reasoning if job.thinking else None
-        return frames.chat_choice(index, sink.content, reasoning, reason, shown, tokenizer)
+        return frames.chat_choice(index, sink.content, reasoning, reason, sink.logprobs)
 
     # -- what is there
 
