@@ -69,6 +69,14 @@ class Choice:
         self._faults = Faults()
         self._progress_at = clock()
         self._avoid: frozenset[str] = frozenset()
+        self._placement: Placement | None = None
+
+    def moves(self) -> bool:
+        """Whether there is a sign of progress: engines that answer and can take it while it waits, within its time;
+        while it runs, engines that are well by their supervisors' word and hold it."""
+        if self._placement is None:
+            return self._clock() < self._progress_at + self._ask.patience_s and self._dispatcher.usable() is None
+        return self._placement.is_well
 
     async def run(self, ticket: Ticket) -> Outcome:
         try:
@@ -82,7 +90,7 @@ class Choice:
     async def _run(self, ticket: Ticket) -> tuple[Outcome, str]:
         """The outcome, and the reason of its end."""
         while True:
-            placement = await self._dispatcher.placed(ticket)
+            placement = self._placement = await self._dispatcher.placed(ticket)
             self._tries += 1
             had = len(self._track.output_ids)
             result = None
@@ -90,6 +98,7 @@ class Choice:
                 result = await self._try(placement)
             finally:
                 self._story.end_try(result)
+                self._placement = None
                 self._dispatcher.release(placement)
             if len(self._track.output_ids) > had:
                 self._progress_at = self._clock()

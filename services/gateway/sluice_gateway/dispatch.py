@@ -28,6 +28,14 @@ class Placement:
     prefill: Link | None = None
     prefill_epoch: int = 0
 
+    @property
+    def is_well(self) -> bool:
+        """Whether its engines answer and are not stuck by their supervisors' word, and the decode side holds work. An
+        engine that holds none has lost what was sent to it."""
+        links = [self.decode] if self.prefill is None else [self.decode, self.prefill]
+        load = self.decode.view.load
+        return not any(link.is_sick for link in links) and load is not None and not load.empty
+
     def release_prefill(self) -> None:
         if self.prefill is not None:
             self.prefill.end(self.prefill_epoch)

@@ -19,6 +19,7 @@ from sluice_gateway.errors import ApiError, invalid, model_not_found
 from sluice_gateway.frames import ChatFrames, CompletionFrames, Frames, Identity
 from sluice_gateway.gateway import Gateway
 from sluice_gateway.jobs import Job, route_report, usage
+from sluice_gateway.keep_alive import Life
 from sluice_gateway.requests import Options
 from sluice_gateway.respond import StreamResponse, WholeResponse
 from sluice_gateway.sinks import CollectSink, StreamSink
@@ -102,18 +103,27 @@ class Endpoints:
             def frames_of(index: int) -> Frames:
                 return make(identity, index, gateway.tokenizer)
 
-            def stream(write: Write) -> Coroutine[Any, Any, None]:
-                return self._stream(make_job, identity.head(name), frames_of, wants_route, write)
+            life = gateway.new_life()
 
-            return StreamResponse(stream, gateway.counters, answer_id, settings.slow_client_bytes)
+            def stream(write: Write) -> Coroutine[Any, Any, None]:
+                return self._stream(make_job, life, identity.head(name), frames_of, wants_route, write)
+
+            limit, pace = settings.slow_client_bytes, settings.pace
+            return StreamResponse(stream, gateway.counters, answer_id, limit, pace, life.goes_on)
         whole = partial(self._whole, make_job, identity, kind, wants_route)
         return WholeResponse(whole, gateway.counters, answer_id)
 
     async def _stream(
-        self, make_job: MakeJob, head: dict[str, Any], make_frames: MakeFrames, wants_route: bool, write: Write
+        self,
+        make_job: MakeJob,
+        life: Life,
+        head: dict[str, Any],
+        make_frames: MakeFrames,
+        wants_route: bool,
+        write: Write,
     ) -> None:
         job = await make_job()
-        outcomes = await self._gateway.run(job, lambda index: StreamSink(make_frames(index), write))
+        outcomes = await self._gateway.run(job, lambda index: StreamSink(make_frames(index), write), life)
         last: dict[str, Any] = {"usage": usage(job, outcomes)} if job.options.include_usage else {}
         if wants_route:
             last["sluice"] = route_report(outcomes)

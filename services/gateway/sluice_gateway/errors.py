@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -27,6 +28,16 @@ class ApiError(Exception):
     def body(self) -> bytes:
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
+
+    def event(self) -> bytes:
+        """Of a stream that has begun: what status and headers would have said is in it too."""
+        error: dict[str, Any] = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        error["status"] = self.status
+        if self.retry_after_s is not None:
+            error["retry_after"] = self.retry_after_s
+        if not self.again:
+            error["should_retry"] = False
+        return b"data: " + orjson.dumps({"error": error}) + b"\n\n"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         headers = [(b"content-type", b"application/json")]

@@ -24,6 +24,7 @@ from sluice_gateway.encoding import Kind
 from sluice_gateway.engine import ClientFactory
 from sluice_gateway.fleet import load_report
 from sluice_gateway.jobs import Job, output_budget
+from sluice_gateway.keep_alive import Life
 from sluice_gateway.lack import describe_queue
 from sluice_gateway.large_requests import LargeRequests
 from sluice_gateway.marks import TURN_S, GatewayMarks
@@ -201,8 +202,13 @@ class Gateway:
 
     # -- from a job to its end
 
-    async def run(self, job: Job, make_sink: Callable[[int], Sink]) -> list[Outcome]:
-        """Run all choices to their end, in order of index. Raises the first ApiError, once nothing of the job runs."""
+    def new_life(self) -> Life:
+        """Of a request whose body has been read: that is its first sign of progress."""
+        return Life(self._clock, self.settings.pace.evidence_s)
+
+    async def run(self, job: Job, make_sink: Callable[[int], Sink], life: Life | None = None) -> list[Outcome]:
+        """Run all choices to their end, in order of index. Raises the first ApiError, once nothing of the job runs.
+        `life` hears of the choices."""
         if self.stopping:
             raise errors.unavailable("The gateway is shutting down.", "shutting_down")
         asks = [self._ask(job, index) for index in range(job.num_choices)]
@@ -218,6 +224,8 @@ class Gateway:
             )
             for index, ask in enumerate(asks)
         ]
+        if life is not None:
+            life.signs = [choice.moves for choice in choices]
         by_prompt = [Wanted(prompt) for prompt in job.prompts]
         for entry in by_prompt:
             await self.dispatcher.prepare(entry)

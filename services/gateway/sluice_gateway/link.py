@@ -165,14 +165,19 @@ class Link:
             self._fail_over(session, asked_at)
             await self._pause()
 
+    @property
+    def is_sick(self) -> bool:
+        """Nothing that runs here is known to make progress. Who drains finishes what it has."""
+        load = self.view.load
+        is_away = load is not None and load.not_ready and not load.draining
+        return bool(self.view.trouble) or is_away or (load is not None and load.quarantined)
+
     def _fail_over(self, session: Session, asked_at: float) -> None:
         """A stuck engine ends nothing by itself, and its supervisor takes its budget before it does: nobody should wait
         for that who need not. Who drains finishes what it has."""
         load = self.view.load
         is_held = load is not None and load.quarantined
-        is_away = load is not None and load.not_ready and not load.draining
-        is_sick = bool(self.view.trouble) or is_away or is_held
-        since = self._sick_since = (self._sick_since or asked_at) if is_sick else None
+        since = self._sick_since = (self._sick_since or asked_at) if self.is_sick else None
         if since is None:
             return
         sick_s = asyncio.get_running_loop().time() - since

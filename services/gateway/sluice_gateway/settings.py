@@ -9,6 +9,7 @@ from typing import Any
 from sluice_gateway.errors import ApiError
 from sluice_gateway.fields import boolean, take
 from sluice_gateway.fleet import Fleet
+from sluice_gateway.keep_alive import Pace
 from sluice_gateway.large_requests import WorkerSpec
 from sluice_gateway.link import Timings
 from sluice_gateway.requests import SAMPLING_DEFAULTS, sampling_numbers
@@ -16,6 +17,7 @@ from sluice_protocol.sampling import Sampling
 
 NOBODY = Fleet()
 DEFAULT_TIMINGS = Timings()
+DEFAULT_PACE = Pace()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Settings:
     max_connections: int = 0
     max_choices: int = 128
     slow_client_bytes: int = 1024 * 1024
+    pace: Pace = DEFAULT_PACE
     shutdown_s: float = 10.0
     supervisor: str = ""
     sampling_defaults: Sampling = SAMPLING_DEFAULTS
