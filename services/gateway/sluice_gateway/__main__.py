@@ -14,6 +14,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from sluice_engine import hooks, log
+from sluice_engine.address import split
 from sluice_engine.cluster_connection import SERVICE_ACCOUNT, Connection, ConnectionInvalid, from_pod
 from sluice_engine.descriptors import raise_limit
 from sluice_engine.errors import SpecError
@@ -33,6 +34,7 @@ from sluice_gateway.fleet import Fleet, FleetError, Member
 from sluice_gateway.gateway import Gateway
 from sluice_gateway.large_requests import WorkerSpec
 from sluice_gateway.members import read_fleet
+from sluice_gateway.origins import check_origins
 from sluice_gateway.serve import listen, make_server, url_of
 from sluice_gateway.server import serving_reports
 from sluice_gateway.settings import Settings, sampling_defaults
@@ -87,6 +89,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--key-file", type=Path, help="the per-run key that engines want to see")
     parser.add_argument("--tls-dir", type=Path, help="tls.crt, tls.key, ca.crt: engines are met over TLS, as gateway")
     parser.add_argument("--api-keys-file", type=Path, help="one key per line; without it everybody may come")
+    parser.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="of web pages that may call this gateway from a browser; several: give it again; * on loopback only",
+    )
     parser.add_argument("--max-queued", type=int, default=1024, metavar="N")
     parser.add_argument("--deadline-s", type=float, default=120.0, help="how long a request may wait for a place")
     parser.add_argument(
@@ -126,6 +135,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def make_settings(arguments: argparse.Namespace) -> Settings:
+    check_origins(arguments.cors_origin, split(arguments.listen)[0])
     members = tuple(Member(role, address) for role in Role for address in getattr(arguments, role))
     keys_file: Path | None = arguments.api_keys_file
     keys = () if keys_file is None else tuple(line.strip() for line in read_lines(keys_file))
@@ -138,6 +148,7 @@ def make_settings(arguments: argparse.Namespace) -> Settings:
         fleet=Fleet(members) if arguments.fleet_file is None else read_fleet(arguments.fleet_file),
         fleet_file=arguments.fleet_file,
         api_keys=tuple(key for key in keys if key),
+        cors_origins=tuple(arguments.cors_origin),
         max_queued=arguments.max_queued,
         deadline_s=arguments.deadline_s,
         outage_s=arguments.outage_s,

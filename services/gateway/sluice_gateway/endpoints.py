@@ -13,13 +13,16 @@ from starlette.responses import Response
 from sluice_gateway import frames
 from sluice_gateway.auth import check_key
 from sluice_gateway.bodies import Body, read_body
+from sluice_gateway.client_names import ClientNames
 from sluice_gateway.dispatch import Clock
 from sluice_gateway.encoding import Kind
 from sluice_gateway.errors import ApiError, invalid, model_not_found
 from sluice_gateway.frames import ChatFrames, CompletionFrames, Frames, Identity
 from sluice_gateway.gateway import Gateway
+from sluice_gateway.health_report import VERSION, without_addresses
 from sluice_gateway.jobs import Job, route_report, usage
 from sluice_gateway.keep_alive import Life
+from sluice_gateway.origins import is_loopback
 from sluice_gateway.requests import Options
 from sluice_gateway.respond import StreamResponse, WholeResponse
 from sluice_gateway.sinks import CollectSink, StreamSink
@@ -55,8 +58,8 @@ class Endpoints:
         except ApiError:
             prepared.drop()
             raise
-        parent = request.headers.get("traceparent", "")
-        make_job = partial(self._gateway.job, prepared, deadline_s, answer_id, parent)
+        names = ClientNames.of(request.headers)
+        make_job = partial(self._gateway.job, prepared, deadline_s, answer_id, names)
         return self._respond(request, prepared.options, make_job, answer_id, kind)
 
     async def _body(self, request: Request) -> Body:
@@ -169,7 +172,9 @@ class Endpoints:
 
     def _model(self) -> dict[str, Any]:
         name = self._gateway.settings.model_name
-        return {"id": name, "object": "model", "created": self._started, "owned_by": "sluice"}
+        context = self._gateway.context_tokens()
+        told = {"id": name, "object": "model", "created": self._started, "owned_by": "sluice"}
+        return told | {"max_model_len": context, "context_length": context}
 
     # -- how it is
 
@@ -182,8 +187,27 @@ class Endpoints:
             return _json({"ready": False, "reason": lacking}, 503)
         return _json({"ready": True})
 
-    async def health(self, _request: Request) -> Response:
-        return _json(self._gateway.report())
+    async def health(self, request: Request) -> Response:
+        """Who may see addresses and pids gets the whole report. A load balancer reads the status alone."""
+        report = self._gateway.report()
+        return _json(
+            report if self._may_see_addresses(request) else without_addresses(report), 200 if report["ready"] else 503
+        )
+
+    def _may_see_addresses(self, request: Request) -> bool:
+        """With a key; where there are none, on this machine and through no proxy."""
+        keys = self._gateway.settings.api_keys
+        if keys:
+            try:
+                check_key(request.headers.get("authorization"), keys)
+            except ApiError:
+                return False
+            return True
+        came_by_proxy = any(name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip", "via"))
+        return request.client is not None and is_loopback(request.client.host) and not came_by_proxy
+
+    async def version(self, _request: Request) -> Response:
+        return _json({"version": VERSION})
 
 
 def _json(value: Any, status: int = 200) -> Response:

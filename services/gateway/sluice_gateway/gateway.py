@@ -17,6 +17,7 @@ from sluice_gateway import errors
 from sluice_gateway.answer import Ask, Choice, Outcome
 from sluice_gateway.board import StatusBoard
 from sluice_gateway.bodies import Body, BodyBudget
+from sluice_gateway.client_names import ClientNames
 from sluice_gateway.counters import Counters
 from sluice_gateway.detokenize import Pieces
 from sluice_gateway.dispatch import Clock, Dispatcher
@@ -164,6 +165,10 @@ class Gateway:
         """From the engines that are known, also while they are away; before any is, from the tokenizer."""
         return self._known().limits
 
+    def context_tokens(self) -> int | None:
+        """Of prompt and answer together; None before any engine has said it."""
+        return self.limits().max_context_tokens if self._hellos() else None
+
     def _known(self) -> _Known:
         """What follows from the engines' hellos, which are the same for many requests."""
         hellos = self._hellos()
@@ -189,7 +194,7 @@ class Gateway:
         """Raises ApiError."""
         return await self.preparation.prepare(body, kind, deadline_s)
 
-    async def job(self, prepared: Prepared, deadline_s: float, request_id: str, trace_parent: str = "") -> Job:
+    async def job(self, prepared: Prepared, deadline_s: float, request_id: str, names: ClientNames) -> Job:
         """Raises ApiError."""
         prompts = await prepared.encode()
         limits, options = self.limits(), prepared.options
@@ -198,7 +203,7 @@ class Gateway:
         if not prepared.is_checked and max(map(max, prompts)) >= limits.vocab_size:
             raise errors.unknown_token()
         seed = self.random.getrandbits(63) if options.seed is None else options.seed % 2**64
-        return Job(options, prompts, max_tokens, seed, prepared.thinking, deadline_s, request_id, trace_parent)
+        return Job(options, prompts, max_tokens, seed, prepared.thinking, deadline_s, request_id, names)
 
     # -- from a job to its end
 
@@ -220,7 +225,7 @@ class Gateway:
                 self._clock,
                 self.random,
                 self.counters,
-                Story(ask.request_id, len(ask.prompt_ids), self.tracer, job.trace_parent),
+                Story(ask.request_id, len(ask.prompt_ids), self.tracer, job.names),
             )
             for index, ask in enumerate(asks)
         ]

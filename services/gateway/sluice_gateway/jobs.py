@@ -8,6 +8,7 @@ from typing import Any
 
 from sluice_gateway import errors
 from sluice_gateway.answer import Outcome
+from sluice_gateway.client_names import NAMELESS, ClientNames
 from sluice_gateway.requests import Limits, Options
 
 
@@ -22,7 +23,7 @@ class Job:
     thinking: bool
     deadline_s: float
     request_id: str
-    trace_parent: str = ""
+    names: ClientNames = NAMELESS
 
     @property
     def num_choices(self) -> int:

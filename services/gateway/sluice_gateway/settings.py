@@ -37,6 +37,7 @@ class Settings:
     fleet_file: Path | None = None
     fleet_poll_s: float = 0.5
     api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     max_queued: int = 1024
     deadline_s: float = 120.0
     max_deadline_s: float = 3600.0
