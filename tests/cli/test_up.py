@@ -279,6 +279,8 @@ def test_it_says_where_the_metrics_are(up):
     stack.wait("Ctrl-C stops it")
     [line] = [line for line in stack.lines if "metrics: " in line]
     with get(line.split("metrics: ")[1].split(" ")[0]) as answer:
-        assert b"sluice_gateway_queued" in answer.read()
+        told = answer.read()
+    assert b"sluice_gateway_queued" in told
+    assert b'sluice_time_to_first_token_seconds_bucket{le="+Inf"' in told
     assert "warning" not in stack.text
     assert stack.interrupt() == 0

@@ -9,6 +9,7 @@ from random import Random
 from sluice_gateway.counters import Counters
 from sluice_gateway.dispatch import Dispatcher, Placement, Ticket
 from sluice_gateway.faults import Faults, culprit_of, fault_delay
+from sluice_gateway.histograms import Latencies
 from sluice_gateway.queue import Waiting
 from sluice_gateway.retry import Done, GiveUp, judge
 from sluice_gateway.route import Wanted
@@ -23,7 +24,8 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one choice asks of the engines. `patience_s` bounds each wait for a place, counted from the last token."""
+    """What one choice asks of the engines. `patience_s` bounds each wait for a place, counted from the last token.
+    `began_at`: when the request's body was there."""
 
     request_id: str
     gateway_id: str
@@ -31,6 +33,7 @@ class Ask:
     sampling: Sampling
     patience_s: float
     fault_budget: int
+    began_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,10 @@ class Choice:
         clock: Clock,
         random: Random,
         counters: Counters,
+        latencies: Latencies,
         story: Story,
     ) -> None:
+        self._latencies = latencies
         self._ask = ask
         self._story = story
         self._track = track
@@ -85,6 +90,8 @@ class Choice:
             self._story.fail(error, len(self._track.output_ids))
             raise
         self._story.end(reason, outcome.completion_tokens, outcome.tries)
+        self._latencies.request.add(self._clock() - self._ask.began_at)
+        self._latencies.output_tokens.add(outcome.completion_tokens)
         return outcome
 
     async def _run(self, ticket: Ticket) -> tuple[Outcome, str]:
@@ -142,7 +149,13 @@ class Choice:
             trace_context=self._story.begin_try(self._tries, placement.pair, len(self._track.output_ids)),
         )
 
+        began_at = self._clock()
+
         def on_first() -> None:
+            now = self._clock()
+            self._latencies.prefill.add(now - began_at)
+            if not self._track.output_ids:
+                self._latencies.first_token.add(now - ask.began_at)
             self._story.first_token()
             self._dispatcher.prefilled(placement)
 

@@ -10,6 +10,7 @@ from random import Random
 
 from sluice_gateway import errors
 from sluice_gateway.fleet import Engine, Pair
+from sluice_gateway.histograms import Latencies
 from sluice_gateway.link import Link
 from sluice_gateway.queue import Dispatch, Waiting, expired, fits, may_wait, next_dispatch, wake_at
 from sluice_gateway.route import NO_PAIR, BlockKeys, NoRoute, Wanted, no_pair
@@ -61,7 +62,9 @@ class Dispatcher:
         outage_s: float,
         random: Random,
         block_keys: BlockKeys,
+        latencies: Latencies | None = None,
     ) -> None:
+        self._latencies = latencies or Latencies()
         self._links = links
         self._clock = clock
         self._limit = limit
@@ -214,6 +217,7 @@ class Dispatcher:
             placement.prefill_epoch = placement.prefill.begin()
         self.running += 1
         self.dispatched += 1
+        self._latencies.queue.add(self._clock() - ticket.since)
         ticket.future.set_result(placement)
 
     def _expire(self, now: float) -> None:

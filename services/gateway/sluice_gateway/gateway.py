@@ -24,6 +24,7 @@ from sluice_gateway.dispatch import Clock, Dispatcher
 from sluice_gateway.encoding import Kind
 from sluice_gateway.engine import ClientFactory
 from sluice_gateway.fleet import load_report
+from sluice_gateway.histograms import Latencies
 from sluice_gateway.jobs import Job, output_budget
 from sluice_gateway.keep_alive import Life
 from sluice_gateway.lack import describe_queue
@@ -81,13 +82,16 @@ class Gateway:
         self.counters = Counters()
         self.bodies = BodyBudget(settings.held_body_bytes)
         self.large = None if settings.worker is None else LargeRequests(settings.worker, self.counters, clock)
-        self.preparation = Preparation(tokenizer, self.marks, self.large, self.limits, self.counters)
+        self.preparation = Preparation(tokenizer, self.marks, self.large, self.limits, self.counters, clock)
         self.random = random
         self.stopping = False
         self._clock = clock
-        self.members = Members(clients, settings.gateway_id, self._changed, settings.timings, self._has_pair, clock)
+        self.latencies = Latencies()
+        self.members = Members(
+            clients, settings.gateway_id, self._changed, settings.timings, self._has_pair, clock, self.latencies
+        )
         self.dispatcher = Dispatcher(
-            self.members.links, clock, settings.max_queued, settings.outage_s, random, block_keys
+            self.members.links, clock, settings.max_queued, settings.outage_s, random, block_keys, self.latencies
         )
         self.board = StatusBoard(self.report, settings.supervisor, clock)
         self._kept: list[asyncio.Task[None]] = []
@@ -139,7 +143,7 @@ class Gateway:
     def _take_turn(self) -> None:
         """For ever. An event loop logs the error of a callback and forgets it: that would be a silent end."""
         try:
-            self.marks.turn(self.dispatcher.placeable(), self.dispatcher.dispatched, self.report)
+            self.marks.turn(self.dispatcher.placeable(), self.dispatcher.dispatched, self._mirror)
             if self.identity is not None:
                 self.identity.look()
                 self.marks.identity(self.identity.describe())
@@ -203,7 +207,9 @@ class Gateway:
         if not prepared.is_checked and max(map(max, prompts)) >= limits.vocab_size:
             raise errors.unknown_token()
         seed = self.random.getrandbits(63) if options.seed is None else options.seed % 2**64
-        return Job(options, prompts, max_tokens, seed, prepared.thinking, deadline_s, request_id, names)
+        return Job(
+            options, prompts, max_tokens, seed, prepared.thinking, deadline_s, request_id, prepared.began_at, names
+        )
 
     # -- from a job to its end
 
@@ -225,12 +231,15 @@ class Gateway:
                 self._clock,
                 self.random,
                 self.counters,
+                self.latencies,
                 Story(ask.request_id, len(ask.prompt_ids), self.tracer, job.names),
             )
             for index, ask in enumerate(asks)
         ]
         if life is not None:
             life.signs = [choice.moves for choice in choices]
+        for prompt in job.prompts:
+            self.latencies.prompt_tokens.add(len(prompt))
         by_prompt = [Wanted(prompt) for prompt in job.prompts]
         for entry in by_prompt:
             await self.dispatcher.prepare(entry)
@@ -266,6 +275,7 @@ class Gateway:
             sampling,
             job.deadline_s,
             self.settings.fault_budget,
+            job.began_at,
         )
 
     def _stop_ids(self, options: Options) -> frozenset[int]:
@@ -315,6 +325,10 @@ class Gateway:
             "counters": asdict(self.counters),
             "engines": engines,
         }
+
+    def _mirror(self) -> dict[str, Any]:
+        """What its supervisor makes metrics of."""
+        return self.report() | {"histograms": self.latencies.report()}
 
     def fleet_report(self) -> FleetReport:
         """For the operator."""

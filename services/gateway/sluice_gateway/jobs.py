@@ -14,7 +14,7 @@ from sluice_gateway.requests import Limits, Options
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request that is ready to run: prompts in tokens, `n` choices each."""
+    """A request that is ready to run: prompts in tokens, `n` choices each. `began_at`: when its body was there."""
 
     options: Options
     prompts: tuple[tuple[int, ...], ...]
@@ -23,6 +23,7 @@ class Job:
     thinking: bool
     deadline_s: float
     request_id: str
+    began_at: float = 0.0
     names: ClientNames = NAMELESS
 
     @property

@@ -10,6 +10,7 @@ from time import monotonic
 
 from sluice_gateway.engine import ClientFactory, EngineClient, EngineLost
 from sluice_gateway.fleet import Engine, Member
+from sluice_gateway.histograms import Latencies
 from sluice_gateway.reasons import ENGINE_LOST, SOURCE_LOST
 from sluice_gateway.report import Known
 from sluice_gateway.session import Lost, Push, Session, Try, TryResult
@@ -49,8 +50,10 @@ class Link:
         timings: Timings,
         elsewhere: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = monotonic,
+        latencies: Latencies | None = None,
     ) -> None:
         self._clock = clock
+        self._latencies = latencies
         self._loaded_at = 0.0
         self.member = member
         self._clients = clients
@@ -121,7 +124,7 @@ class Link:
 
     async def _serve(self, client: EngineClient) -> None:
         hello = await client.hello()
-        session = Session(client, hello, self._clock)
+        session = Session(client, hello, self._clock, self._latencies)
         tasks = [asyncio.create_task(self._read(session)), asyncio.create_task(self._poll(session))]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -224,7 +227,7 @@ class Link:
                 source.leaning.discard(attempt)
             on_first()
 
-        attempt = session.begin(request, push, first)
+        attempt = session.begin(request, push, first, is_handed_over=source is not None)
         if source is not None:
             source.leaning.add(attempt)
         try:

@@ -31,6 +31,7 @@ class Prepared:
     thinking: bool
     encode: Callable[[], Coroutine[Any, Any, Prompts]]
     drop: Callable[[], None]
+    began_at: float
     is_checked: bool = False
 
 
@@ -44,7 +45,9 @@ class Preparation:
         large: LargeRequests | None,
         limits: Callable[[], Limits],
         counters: Counters,
+        clock: Callable[[], float],
     ) -> None:
+        self._clock = clock
         self._tokenizer = tokenizer
         self._marks = marks
         self._large = large
@@ -53,9 +56,10 @@ class Preparation:
 
     async def prepare(self, body: Body, kind: Kind, within_s: float) -> Prepared:
         """Raises ApiError. The body is released with the result, or with the error."""
+        began_at = self._clock()
         try:
             if self._large is not None and body.is_large:
-                return await self._prepare_large(self._large, body, kind, within_s)
+                return await self._prepare_large(self._large, body, kind, within_s, began_at)
             request: Request = await self.checked(body.joined(), PARSERS[kind])
         except BaseException:
             body.release()
@@ -68,9 +72,11 @@ class Preparation:
             prompts: Prompts = await off_loop(lambda: encode_request(request, self._tokenizer, limits))
             return prompts
 
-        return Prepared(kind, request.options, request.thinking, encode, lambda: None)
+        return Prepared(kind, request.options, request.thinking, encode, lambda: None, began_at)
 
-    async def _prepare_large(self, large: LargeRequests, body: Body, kind: Kind, within_s: float) -> Prepared:
+    async def _prepare_large(
+        self, large: LargeRequests, body: Body, kind: Kind, within_s: float, began_at: float
+    ) -> Prepared:
         self._counters.large_requests += 1
         job, parsed = await large.parse(kind, body.parts, self._limits(), within_s)
 
@@ -84,7 +90,7 @@ class Preparation:
             large.drop(job)
             body.release()
 
-        return Prepared(kind, parsed.options, parsed.thinking, encode, drop, is_checked=True)
+        return Prepared(kind, parsed.options, parsed.thinking, encode, drop, began_at, is_checked=True)
 
     async def checked(self, body: bytes, parse: Callable[[Any, Limits], T]) -> T:
         """Raises ApiError."""
