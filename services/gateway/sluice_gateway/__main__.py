@@ -32,6 +32,7 @@ from sluice_gateway.client import grpc_factory
 from sluice_gateway.discover import Discovery, discovering, parse_target
 from sluice_gateway.fleet import Fleet, FleetError, Member
 from sluice_gateway.gateway import Gateway
+from sluice_gateway.keep_alive import Pace
 from sluice_gateway.large_requests import WorkerSpec
 from sluice_gateway.members import read_fleet
 from sluice_gateway.origins import check_origins
@@ -111,6 +112,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--prompt-s", type=float, default=60.0, metavar="S", help="how long that process may take for one request"
     )
+    parser.add_argument(
+        "--wedge-floor-s",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="without a sign of progress for so long a stream says no more that it is alive",
+    )
     parser.add_argument("--shutdown-s", type=float, default=10.0, help="how long running requests may take at the end")
     parser.add_argument("--log", type=LogFormat, choices=list(LogFormat), default=LogFormat.HUMAN)
     parser.add_argument("--otlp", default="", metavar="URL", help="where traces go; see docs/observability.md")
@@ -155,6 +163,7 @@ def make_settings(arguments: argparse.Namespace) -> Settings:
         max_body_bytes=arguments.max_body_bytes,
         held_body_bytes=arguments.held_body_bytes,
         shutdown_s=arguments.shutdown_s,
+        pace=Pace(evidence_s=arguments.wedge_floor_s),
         supervisor=arguments.supervisor,
         sampling_defaults=sampling_defaults(read_config(config), str(config)),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -113,6 +114,9 @@ class Session:
 
     def deliver(self, batch: TokenBatch) -> None:
         tokens, at, now = batch.tokens, 0, self._clock()
+        kept, gaps, waited_s = self._latencies.gap, self.gaps.recent, 0.0
+        last, place = -1.0, 0
+        bounds, counts = kept.bounds, kept.counts  # `Histogram.add` and `Gaps.add`, without two calls per token
         by_index = dict(batch.logprobs) if batch.logprobs else None
         for stream, count in zip(batch.streams, batch.counts):
             row = tokens[at : at + count]
@@ -121,15 +125,20 @@ class Session:
             attempt = self._tries.get(stream)
             if attempt is not None:  # late tokens of an ended try are nobody's
                 if attempt.received and count:
-                    gap_s = (now - attempt.told_at) / count
-                    self.gaps.add(now, gap_s)
+                    since_s = now - attempt.told_at
+                    gap_s = since_s / count
+                    gaps.append((now, gap_s))
                     if attempt.is_handed_over:
                         attempt.is_handed_over = False
-                        self._latencies.handoff.add(now - attempt.told_at)
+                        self._latencies.handoff.add(since_s)
                     else:
-                        self._latencies.gap.add(gap_s, count)
+                        if gap_s != last:  # most rows of a step had their last tokens with one other step
+                            last, place = gap_s, bisect_left(bounds, gap_s)
+                        counts[place] += count
+                        waited_s += since_s
                 attempt.told_at = now
                 attempt.deliver(row, logprobs)
+        kept.total += waited_s
 
     def end(self, attempt: Try) -> None:
         attempt.call.cancel()

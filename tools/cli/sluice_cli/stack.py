@@ -260,6 +260,8 @@ class Stack:
         ]
         if spec.api_keys_file is not None:
             argv += ["--api-keys-file", str(spec.api_keys_file)]
+        if "floor_s" in spec.health:
+            argv += ["--wedge-floor-s", str(spec.health["floor_s"])]
         for origin in spec.cors_origins:
             argv += ["--cors-origin", origin]
         return self._service("gateway", tuple(argv), lambda event: "url" in event)
