@@ -88,7 +88,9 @@ async def test_half_sent_bodies_take_no_more_than_the_bound_and_small_requests_a
 )
 async def test_nothing_is_held_for_a_request_that_has_ended(start: Any, body: bytes) -> None:
     stack = await start()
-    await stack.http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+    headers = {"content-type": "application/json"}
+    await stack.http.post("/v1/chat/completions", content=body, headers=headers)
+    await stack.http.post("/v1/chat/completions", content=body, headers=headers | {"x-sluice-deadline-ms": "soon"})
     await stack.idle()
     assert stack.gateway.bodies.held == 0
 

@@ -205,3 +205,28 @@ def test_the_digest_of_a_tokenizer_is_that_of_its_file(v4_directory: Path) -> No
     assert len(tokenizer_digest(str(v4_directory))) == 32
     assert tokenizer_digest("bytes") == "bytes"
     assert load_tokenizer(str(v4_directory)).longest_plain == 128
+
+
+async def test_a_large_request_is_served_over_http_and_leaves_nothing(start: Any) -> None:
+    """Served, refused for its model, for its length, and given up by its client."""
+    spec = WorkerSpec("bytes", "bytes")
+    stack = await start(worker=spec)
+    large = stack.gateway.large
+    assert large is not None
+    spaces = " " * 300_000  # of JSON: the body is large, and the text is not
+    text = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}).decode()
+    headers = {"content-type": "application/json"}
+
+    async def post(body: str) -> Any:
+        return await stack.http.post("/v1/chat/completions", content=body, headers=headers)
+
+    answer = await post(text[:-1] + spaces + "}")
+    assert (answer.status_code, answer.json()["choices"][0]["message"]["content"]) == (200, "The ")
+    assert (await post(text.replace('"m"', '"other"') + spaces)).status_code == 404
+    too_long = await post(text.replace("hi", "x" * 300_000))
+    assert (too_long.status_code, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert (await post("{" + spaces)).json()["error"]["code"] == "invalid_json"
+    counters = stack.gateway.counters
+    assert (counters.large_requests, counters.large_refused, counters.worker_deaths) == (4, 2, 0)
+    await stack.until(lambda: not large._jobs)
+    assert stack.gateway.bodies.held == 0

@@ -51,16 +51,20 @@ class Endpoints:
 
     async def _generate(self, request: Request, kind: Kind, answer_id: str) -> Response:
         body = await self._body(request)
-        deadline_s = self._deadline(request)
-        prepared = await self._gateway.prepare(body, kind, deadline_s)
+        try:
+            deadline_s = self._deadline(request)
+            prepared = await self._gateway.prepare(body, kind, deadline_s)
+        except BaseException:
+            body.release()
+            raise
         try:
             self._check_model(prepared.options)
-        except ApiError:
+            names = ClientNames.of(request.headers)
+            make_job = partial(self._gateway.job, prepared, deadline_s, answer_id, names)
+            return self._respond(request, prepared.options, make_job, answer_id, kind)
+        except BaseException:
             prepared.drop()
             raise
-        names = ClientNames.of(request.headers)
-        make_job = partial(self._gateway.job, prepared, deadline_s, answer_id, names)
-        return self._respond(request, prepared.options, make_job, answer_id, kind)
 
     async def _body(self, request: Request) -> Body:
         self._gateway.counters.requests += 1

@@ -55,15 +55,11 @@ class Preparation:
         self._counters = counters
 
     async def prepare(self, body: Body, kind: Kind, within_s: float) -> Prepared:
-        """Raises ApiError. The body is released with the result, or with the error."""
+        """Raises ApiError. The body is released once it is not needed; with an error, by the caller."""
         began_at = self._clock()
-        try:
-            if self._large is not None and body.is_large:
-                return await self._prepare_large(self._large, body, kind, within_s, began_at)
-            request: Request = await self.checked(body.joined(), PARSERS[kind])
-        except BaseException:
-            body.release()
-            raise
+        if self._large is not None and body.is_large:
+            return await self._prepare_large(self._large, body, kind, within_s, began_at)
+        request: Request = await self.checked(body.joined(), PARSERS[kind])
         body.release()
 
         async def encode() -> Prompts:
