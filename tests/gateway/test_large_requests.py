@@ -18,6 +18,7 @@ from sluice_gateway.encoding import Kind, encode_request
 from sluice_gateway.errors import ApiError
 from sluice_gateway.large_requests import LargeRequests, WorkerSpec
 from sluice_gateway.prompt_wire import pack_ids, unpack_ids
+from sluice_gateway.prompt_worker import NICE
 from sluice_gateway.requests import Limits, parse_chat, parse_completion
 from sluice_gateway.tokenizer import FileTokenizer, load_tokenizer, tokenizer_digest
 
@@ -35,7 +36,8 @@ def chat(text: str, **fields: Any) -> list[bytes]:
 
 @asynccontextmanager
 async def running(tokenizer: str, **fields: Any) -> AsyncIterator[LargeRequests]:
-    spec = WorkerSpec(tokenizer, fields.pop("digest", tokenizer_digest(tokenizer)), **fields)
+    digest = fields.pop("digest", "") or tokenizer_digest(tokenizer)
+    spec = WorkerSpec(tokenizer, digest, **fields)
     large = LargeRequests(spec, Counters(), asyncio.get_running_loop().time)
     try:
         yield large
@@ -86,7 +88,7 @@ async def test_it_has_no_torch_and_no_grpc_and_gives_way(v4_directory: Path) -> 
     async with running("bytes") as large:
         await ids_of(large, chat("hi"))
         assert large.pid is not None
-        assert os.getpriority(os.PRIO_PROCESS, large.pid) == os.getpriority(os.PRIO_PROCESS, 0) + 10
+        assert os.getpriority(os.PRIO_PROCESS, large.pid) == os.getpriority(os.PRIO_PROCESS, 0) + NICE
         maps = Path(f"/proc/{large.pid}/maps").read_text()
         assert "torch" not in maps
         assert "cygrpc" not in maps

@@ -110,7 +110,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--prompt-memory-mib", type=int, default=2048, metavar="N", help="of the process that tokenises large requests"
     )
     parser.add_argument(
-        "--prompt-s", type=float, default=60.0, metavar="S", help="how long that process may take for one request"
+        "--prompt-s", type=float, default=120.0, metavar="S", help="how long that process may take for one request"
     )
     parser.add_argument(
         "--wedge-floor-s",

@@ -52,7 +52,7 @@ class WorkerSpec:
     tokenizer: str
     digest: str
     memory_mib: int = 2048
-    job_s: float = 60.0
+    job_s: float = 120.0
     most: int = 64
 
 

@@ -38,7 +38,7 @@ from sluice_gateway.prompt_wire import (
 from sluice_gateway.requests import Limits
 from sluice_gateway.tokenizer import Tokenizer, load_tokenizer, tokenizer_digest
 
-NICE = 10
+NICE = 5
 TRIM_BYTES = 1 << 20
 
 
