@@ -144,7 +144,7 @@ async def test_the_limit_of_memory_ends_one_request_and_the_others_are_served(v4
 
 
 async def test_one_that_takes_too_long_is_ended_and_the_next_one_is_served(v4_directory: Path) -> None:
-    async with running(str(v4_directory), job_s=1.0) as large:
+    async with running(str(v4_directory), job_s=3.0) as large:
         error = await refusal(large, chat("a b c d " * 900_000), Limits(129_280, 1 << 24))
         assert (error.status, error.code, error.again) == (503, "prompt_timeout", False)
         assert len((await ids_of(large, chat("hi")))[0]) == 5
