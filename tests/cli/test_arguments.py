@@ -151,3 +151,14 @@ def test_a_long_tmpdir_does_not_break_the_sockets(tmp_path, monkeypatch):
         assert len(str(directory)) + place.LONGEST_SOCKET <= place.UNIX_PATH_MAX
         assert directory.stat().st_mode & 0o077 == 0
     assert not directory.exists()
+
+
+def test_a_host_that_is_no_address_of_this_machine(capsys):
+    for host in ("203.0.113.7", "no.such.host.invalid", "::zz"):
+        assert f"--host {host}: " in refused(capsys, "--scripted", "--host", host)
+
+
+def test_an_origin_that_is_none_and_every_page_on_a_public_address(capsys):
+    assert "--cors-origin 'example.com' is no origin" in refused(capsys, "--scripted", "--cors-origin", "example.com")
+    told = refused(capsys, "--scripted", "--host", "0.0.0.0", "--cors-origin", "*")
+    assert "loopback" in told

@@ -254,3 +254,33 @@ def test_api_keys_are_asked_for_and_used(up, tmp_path):
     assert stack.sluice("chat", "hi").returncode == 1
     assert stack.sluice("chat", "--api-key", "sesame", "--max-tokens", "4", "hi").returncode == 0
     assert stack.interrupt() == 0
+
+
+def get(url: str, **headers: str) -> urllib.request.addinfourl:
+    return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30)
+
+
+def test_it_answers_at_another_address_says_what_that_means_and_lets_pages_in(up):
+    stack = up("--scripted", "--host", "0.0.0.0", "--cors-origin", "http://localhost:3000")
+    stack.wait("Ctrl-C stops it")
+    assert ask(stack.url) in ("stop", "length")
+    with get(f"{stack.url}/v1/models", Origin="http://localhost:3000") as answer:
+        assert answer.headers["access-control-allow-origin"] == "http://localhost:3000"
+    assert "warning: at --host 0.0.0.0 EVERYBODY who reaches this machine" in stack.text
+    assert "--api-keys-file" in stack.text
+    port = stack.url.rsplit(":", 1)[1]
+    listening = Path("/proc/net/tcp").read_text()
+    assert f" 00000000:{int(port):04X} 00000000:0000 0A " in listening
+    assert stack.interrupt() == 0
+
+
+def test_it_says_where_the_metrics_are(up):
+    stack = up("--scripted")
+    stack.wait("Ctrl-C stops it")
+    [line] = [line for line in stack.lines if "metrics: " in line]
+    with get(line.split("metrics: ")[1].split(" ")[0]) as answer:
+        told = answer.read()
+    assert b"sluice_gateway_queued" in told
+    assert b'sluice_time_to_first_token_seconds_bucket{le="+Inf"' in told
+    assert "warning" not in stack.text
+    assert stack.interrupt() == 0

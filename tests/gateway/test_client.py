@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
-from sluice_gateway.client import GrpcEngine
+from sluice_gateway.client import GrpcEngine, encode_in_slices
 from sluice_gateway.engine import EngineLost
 from sluice_gateway.fleet import Engine, Member
 from sluice_gateway.link import Link, Timings
@@ -202,6 +204,28 @@ async def test_a_million_prompt_tokens_pass(engine: Any, client: GrpcEngine) -> 
 
 
 # -- the link over the real wire
+
+
+async def test_a_long_prompt_arrives_whole_and_is_encoded_off_the_loop(engine: Any, client: GrpcEngine) -> None:
+    """A million ids took 25 ms of the loop."""
+    fake, _, _ = engine
+    fake.steps = [Refused("X", "y")]
+    request = replace(REQUEST, prompt_ids=tuple(range(100_000)))
+    threads: list[threading.Thread] = []
+    call = client.generate(request)
+    call._start = lambda message, start=call._start: threads.append(threading.current_thread()) or start(message)
+    assert not fake.requests
+    assert await call.reply() == Refused("X", "y")
+    assert [given.prompt_ids for given in fake.requests] == [request.prompt_ids]
+    assert threads == [threading.main_thread()], "gRPC's objects belong to the loop"
+    assert encode_in_slices(request) == codec.encode_generate_request(request)
+
+
+async def test_one_that_nobody_waits_for_any_more_is_not_sent(engine: Any, client: GrpcEngine) -> None:
+    call = client.generate(replace(REQUEST, prompt_ids=tuple(range(100_000))))
+    call.cancel()
+    assert await call.reply() is None
+    assert not engine[0].requests
 
 
 @pytest.fixture

@@ -15,12 +15,14 @@ from sluice_engine.health.layout import State
 from sluice_engine.health.reading import Copy
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.watched import GATEWAY_ROWS
+from sluice_gateway.encoding import MESSAGE_CHARACTERS
 from sluice_gateway.fleet import Fleet, FleetError, Member
-from sluice_gateway.gateway import MESSAGE_CHARACTERS, THREAD_CHARACTERS, Gateway
+from sluice_gateway.gateway import Gateway
 from sluice_gateway.link import Link, Timings
 from sluice_gateway.marks import GatewayMarks
 from sluice_gateway.members import read_fleet, watch_fleet
 from sluice_gateway.memory import MemoryFleet
+from sluice_gateway.prepare import THREAD_CHARACTERS
 from sluice_gateway.route import no_keys
 from sluice_gateway.settings import Settings
 from sluice_gateway.tokenizer import load_tokenizer
@@ -115,8 +117,8 @@ async def test_a_body_of_many_entries_is_looked_at_off_the_loop(start: Any) -> N
         threads.append(threading.current_thread())
         return body
 
-    assert await gateway.checked(b"[1]", parse) == [1]
-    await gateway.checked(b"[" + b"1," * THREAD_CHARACTERS + b"1]", parse)
+    assert await gateway.preparation.checked(b"[1]", parse) == [1]
+    await gateway.preparation.checked(b"[" + b"1," * THREAD_CHARACTERS + b"1]", parse)
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
     many = [{"role": "user", "content": ""}] * (THREAD_CHARACTERS // MESSAGE_CHARACTERS + 1)
     tokenized = []

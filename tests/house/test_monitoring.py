@@ -19,7 +19,21 @@ from sluice_operator import metrics as operator_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "charts" / "sluice" / "monitoring"
-KINDS = {spec.exported: spec.kind for spec in (*metrics.METRICS, *operator_metrics.METRICS)}
+
+
+def _exported(spec: metrics.MetricSpec) -> list[str]:
+    """The names that Prometheus knows."""
+    if spec.kind is MetricKind.HISTOGRAM:
+        return [f"{spec.exported}_{part}" for part in ("bucket", "sum", "count")]
+    return [spec.exported]
+
+
+ALL = (*metrics.METRICS, *operator_metrics.METRICS)
+KINDS = {
+    name: MetricKind.COUNTER if spec.kind is MetricKind.HISTOGRAM else spec.kind
+    for spec in ALL
+    for name in _exported(spec)
+}
 # What Prometheus adds by a PodMonitor of ours.
 TARGET = {
     "namespace",
@@ -31,9 +45,11 @@ TARGET = {
     "sluice_dev_deployment",
     "sluice_dev_revision",
 }
-LABELS = {spec.exported: {*spec.labels, "service", "role"} | TARGET for spec in metrics.METRICS} | {
-    spec.exported: {*spec.labels} | TARGET for spec in operator_metrics.METRICS
-}
+LABELS = {
+    name: {*spec.labels, "service", "role"} | TARGET | ({"le"} if name.endswith("_bucket") else set())
+    for spec in metrics.METRICS
+    for name in _exported(spec)
+} | {spec.exported: {*spec.labels} | TARGET for spec in operator_metrics.METRICS}
 RATES = {"rate", "increase", "irate"}
 # Grafana puts these in before Prometheus sees the query.
 VARIABLES = (("$__rate_interval", "1m"), ("$namespace", ".*"), ("$deployment", ".*"))

@@ -56,6 +56,16 @@ def _transfers(event: str) -> str:
     return _rate(_served("sluice_transfer_events_total", event), "service")
 
 
+def _quantiles(name: str) -> tuple[tuple[str, str], ...]:
+    """Of a histogram."""
+    rate = _rate(_served(f"{name}_bucket"), "le")
+    return tuple((f"histogram_quantile({share}, {rate})", f"p{round(100 * share)}") for share in (0.5, 0.95, 0.99))
+
+
+def _mean(name: str) -> str:
+    return f"{_rate(_served(f'{name}_sum'))} / {_rate(_served(f'{name}_count'))}"
+
+
 def _requests(event: str) -> str:
     return _rate(_served("sluice_gateway_events_total", f'event="{event}"'))
 
@@ -96,6 +106,28 @@ SERVING = Dashboard(
             (
                 (_sum(_served("sluice_gateway_queued")), "waiting"),
                 (_sum(_served("sluice_gateway_running")), "running"),
+            ),
+        ),
+        Panel("Time to first token", "s", _quantiles("sluice_time_to_first_token_seconds")),
+        Panel("Between two tokens", "s", _quantiles("sluice_inter_token_latency_seconds")),
+        Panel("Whole request", "s", _quantiles("sluice_e2e_request_latency_seconds")),
+        Panel("Wait in the queue", "s", _quantiles("sluice_request_queue_time_seconds")),
+        Panel("Prefill", "s", _quantiles("sluice_request_prefill_time_seconds")),
+        Panel("Handoff", "s", _quantiles("sluice_request_handoff_time_seconds")),
+        Panel(
+            "Tokens per request",
+            "short",
+            (
+                (_mean("sluice_request_prompt_tokens"), "prompt"),
+                (_mean("sluice_request_generation_tokens"), "answer"),
+            ),
+        ),
+        Panel(
+            "Tokens per second",
+            "short",
+            (
+                (_rate(_served("sluice_request_prompt_tokens_sum")), "in"),
+                (_rate(_served("sluice_request_generation_tokens_sum")), "out"),
             ),
         ),
         Panel("Requests tried again", "reqps", ((_requests("retries"), "retries"),)),

@@ -8,19 +8,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 Status = dict[str, Any]
-Sample = tuple[tuple[str, ...], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """`counts` has one place more than `bounds`, for what is above all of them; a place counts its own bucket alone."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+
+Sample = tuple[tuple[str, ...], float | Buckets]
 
 
 class MetricKind(StrEnum):
     GAUGE = "gauge"
     COUNTER = "counter"
+    HISTOGRAM = "histogram"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +48,7 @@ class MetricSpec:
 
     @property
     def exported(self) -> str:
-        """The name in /metrics."""
+        """The name in /metrics; a histogram's is that of its `_bucket`, `_sum` and `_count`."""
         return f"{self.name}_total" if self.kind is MetricKind.COUNTER else self.name
 
 
@@ -131,6 +144,15 @@ def _gateway_counters(status: Status) -> Iterator[Sample]:
         yield (what,), float(count)
 
 
+def _gateway_histogram(key: str) -> Callable[[Status], Iterator[Sample]]:
+    def samples(status: Status) -> Iterator[Sample]:
+        told = (status.get("gateway") or {}).get("histograms", {}).get(key)
+        if told:
+            yield (), Buckets(tuple(told["bounds"]), tuple(told["counts"]), float(told["total"]))
+
+    return samples
+
+
 def _certificate_left(status: Status) -> Iterator[Sample]:
     if status.get("certificate"):
         yield (status["certificate"]["name"],), float(status["certificate"]["left_s"])
@@ -146,7 +168,7 @@ def _certificate_counters(status: Status) -> Iterator[Sample]:
         yield (what,), float(count)
 
 
-G, C = MetricKind.GAUGE, MetricKind.COUNTER
+G, C, H = MetricKind.GAUGE, MetricKind.COUNTER, MetricKind.HISTOGRAM
 METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("sluice_ready", G, (), "1 when requests may come", _flag("ready")),
     MetricSpec("sluice_draining", G, (), "1 while the service finishes what it has", _flag("draining")),
@@ -186,6 +208,56 @@ METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("sluice_gateway_queued", G, (), "requests that wait for a place", _gateway("queued")),
     MetricSpec("sluice_gateway_running", G, (), "requests that run", _gateway("running")),
     MetricSpec("sluice_gateway_events", C, ("event",), "counters of the gateway", _gateway_counters),
+    MetricSpec(
+        "sluice_time_to_first_token_seconds",
+        H,
+        (),
+        "from a request's whole body to its first token; per choice",
+        _gateway_histogram("first_token"),
+    ),
+    MetricSpec(
+        "sluice_inter_token_latency_seconds",
+        H,
+        (),
+        "between two tokens of an answer, as they reach the gateway; the first gap behind a handoff apart",
+        _gateway_histogram("gap"),
+    ),
+    MetricSpec(
+        "sluice_e2e_request_latency_seconds",
+        H,
+        (),
+        "from a request's whole body to its last token; per choice that was answered",
+        _gateway_histogram("request"),
+    ),
+    MetricSpec(
+        "sluice_request_queue_time_seconds",
+        H,
+        (),
+        "in the gateway's queue; each wait for a pair of engines",
+        _gateway_histogram("queue"),
+    ),
+    MetricSpec(
+        "sluice_request_prefill_time_seconds",
+        H,
+        (),
+        "from the dispatch to a pair to the first token that it sends; each attempt",
+        _gateway_histogram("prefill"),
+    ),
+    MetricSpec(
+        "sluice_request_handoff_time_seconds",
+        H,
+        (),
+        "from the prefill engine's first token to the decode engine's first: rest of the pull, commit, one step",
+        _gateway_histogram("handoff"),
+    ),
+    MetricSpec("sluice_request_prompt_tokens", H, (), "tokens of a prompt", _gateway_histogram("prompt_tokens")),
+    MetricSpec(
+        "sluice_request_generation_tokens",
+        H,
+        (),
+        "tokens of an answer; per choice that was answered",
+        _gateway_histogram("output_tokens"),
+    ),
     MetricSpec("sluice_certificate_left_seconds", G, ("name",), "until its certificate expires", _certificate_left),
     MetricSpec("sluice_certificate_authority", G, ("authority",), "1 for each CA that it trusts", _trusted),
     MetricSpec(
@@ -198,16 +270,28 @@ METRICS: tuple[MetricSpec, ...] = (
 )
 
 
+_FAMILIES: dict[MetricKind, Any] = {G: GaugeMetricFamily, C: CounterMetricFamily, H: HistogramMetricFamily}
+
+
+def _cumulative(buckets: Buckets) -> list[tuple[str, float]]:
+    """As Prometheus has them: each bucket counts what the smaller ones count too."""
+    names = [*(repr(float(bound)) for bound in buckets.bounds), "+Inf"]
+    return list(zip(names, accumulate(map(float, buckets.counts))))
+
+
 class _Collector(Collector):
     def __init__(self, specs: tuple[MetricSpec, ...], status: Status, labels: Mapping[str, str]) -> None:
         self._specs, self._status, self._labels = specs, status, labels
 
     def collect(self) -> Iterator[Metric]:
         for spec in self._specs:
-            make = GaugeMetricFamily if spec.kind is MetricKind.GAUGE else CounterMetricFamily
-            family = make(spec.name, spec.help, labels=[*self._labels, *spec.labels])
+            family = _FAMILIES[spec.kind](spec.name, spec.help, labels=[*self._labels, *spec.labels])
             for told, value in spec.samples(self._status):
-                family.add_metric([*self._labels.values(), *told], value)
+                labels = [*self._labels.values(), *told]
+                if isinstance(value, Buckets):
+                    family.add_metric(labels, _cumulative(value), value.total)
+                else:
+                    family.add_metric(labels, value)
             yield family
 
 

@@ -8,11 +8,13 @@ import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 from sluice_engine import hooks, log
+from sluice_engine.address import split
 from sluice_engine.cluster_connection import SERVICE_ACCOUNT, Connection, ConnectionInvalid, from_pod
 from sluice_engine.descriptors import raise_limit
 from sluice_engine.errors import SpecError
@@ -30,11 +32,14 @@ from sluice_gateway.client import grpc_factory
 from sluice_gateway.discover import Discovery, discovering, parse_target
 from sluice_gateway.fleet import Fleet, FleetError, Member
 from sluice_gateway.gateway import Gateway
+from sluice_gateway.keep_alive import Pace
+from sluice_gateway.large_requests import WorkerSpec
 from sluice_gateway.members import read_fleet
+from sluice_gateway.origins import check_origins
 from sluice_gateway.serve import listen, make_server, url_of
 from sluice_gateway.server import serving_reports
 from sluice_gateway.settings import Settings, sampling_defaults
-from sluice_gateway.tokenizer import load_tokenizer
+from sluice_gateway.tokenizer import load_tokenizer, tokenizer_digest
 from sluice_gateway.tokenizer_files import TokenizerError, read_config
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import Role
@@ -54,6 +59,8 @@ REFUSALS = (
     ConnectionInvalid,
     IdentityInvalid,
 )
+# The tokenizer of V4 takes 200 of them; the rest is what a prompt may take.
+LEAST_MEMORY_MIB = 512
 # A gateway that joins others is not ready before it has met a pair; where there is none, somebody has to say so.
 FIRST_LOOK_S = 10.0
 
@@ -83,12 +90,35 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--key-file", type=Path, help="the per-run key that engines want to see")
     parser.add_argument("--tls-dir", type=Path, help="tls.crt, tls.key, ca.crt: engines are met over TLS, as gateway")
     parser.add_argument("--api-keys-file", type=Path, help="one key per line; without it everybody may come")
+    parser.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="of web pages that may call this gateway from a browser; several: give it again; * on loopback only",
+    )
     parser.add_argument("--max-queued", type=int, default=1024, metavar="N")
     parser.add_argument("--deadline-s", type=float, default=120.0, help="how long a request may wait for a place")
     parser.add_argument(
         "--outage-s", type=float, default=30.0, help="how long after its loss new requests wait for a pair"
     )
     parser.add_argument("--max-body-bytes", type=int, default=32 * 1024 * 1024)
+    parser.add_argument(
+        "--held-body-bytes", type=int, default=256 * 1024 * 1024, metavar="N", help="what all bodies may have together"
+    )
+    parser.add_argument(
+        "--prompt-memory-mib", type=int, default=2048, metavar="N", help="of the process that tokenises large requests"
+    )
+    parser.add_argument(
+        "--prompt-s", type=float, default=120.0, metavar="S", help="how long that process may take for one request"
+    )
+    parser.add_argument(
+        "--wedge-floor-s",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="without a sign of progress for so long a stream says no more that it is alive",
+    )
     parser.add_argument("--shutdown-s", type=float, default=10.0, help="how long running requests may take at the end")
     parser.add_argument("--log", type=LogFormat, choices=list(LogFormat), default=LogFormat.HUMAN)
     parser.add_argument("--otlp", default="", metavar="URL", help="where traces go; see docs/observability.md")
@@ -113,6 +143,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def make_settings(arguments: argparse.Namespace) -> Settings:
+    check_origins(arguments.cors_origin, split(arguments.listen)[0])
     members = tuple(Member(role, address) for role in Role for address in getattr(arguments, role))
     keys_file: Path | None = arguments.api_keys_file
     keys = () if keys_file is None else tuple(line.strip() for line in read_lines(keys_file))
@@ -125,13 +156,32 @@ def make_settings(arguments: argparse.Namespace) -> Settings:
         fleet=Fleet(members) if arguments.fleet_file is None else read_fleet(arguments.fleet_file),
         fleet_file=arguments.fleet_file,
         api_keys=tuple(key for key in keys if key),
+        cors_origins=tuple(arguments.cors_origin),
         max_queued=arguments.max_queued,
         deadline_s=arguments.deadline_s,
         outage_s=arguments.outage_s,
         max_body_bytes=arguments.max_body_bytes,
+        held_body_bytes=arguments.held_body_bytes,
         shutdown_s=arguments.shutdown_s,
+        pace=Pace(evidence_s=arguments.wedge_floor_s),
         supervisor=arguments.supervisor,
         sampling_defaults=sampling_defaults(read_config(config), str(config)),
+    )
+
+
+def worker_of(arguments: argparse.Namespace) -> WorkerSpec:
+    """Raises ValueError."""
+    if arguments.held_body_bytes < arguments.max_body_bytes:
+        raise ValueError(
+            f"--held-body-bytes is {arguments.held_body_bytes}, less than one body of --max-body-bytes"
+            f" {arguments.max_body_bytes}: give at least as many"
+        )
+    if arguments.prompt_memory_mib < LEAST_MEMORY_MIB:
+        raise ValueError(f"--prompt-memory-mib is {arguments.prompt_memory_mib}; give at least {LEAST_MEMORY_MIB}")
+    if not arguments.prompt_s > 0:
+        raise ValueError(f"--prompt-s is {arguments.prompt_s:g}; give seconds above 0")
+    return WorkerSpec(
+        arguments.tokenizer, tokenizer_digest(arguments.tokenizer), arguments.prompt_memory_mib, arguments.prompt_s
     )
 
 
@@ -192,6 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     log.configure(arguments.log, "gateway")
     try:
         settings, tokenizer = make_settings(arguments), load_tokenizer(arguments.tokenizer)
+        settings = replace(settings, worker=worker_of(arguments))
         key = "" if arguments.key_file is None else arguments.key_file.read_text().strip()
         identity = None if arguments.tls_dir is None else IdentityKeeper(arguments.tls_dir, Peer.GATEWAY)
         told: dict[str, str] = {}

@@ -9,6 +9,7 @@ from random import Random
 from sluice_gateway.counters import Counters
 from sluice_gateway.dispatch import Dispatcher, Placement, Ticket
 from sluice_gateway.faults import Faults, culprit_of, fault_delay
+from sluice_gateway.histograms import Latencies
 from sluice_gateway.queue import Waiting
 from sluice_gateway.retry import Done, GiveUp, judge
 from sluice_gateway.route import Wanted
@@ -23,7 +24,8 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one choice asks of the engines. `patience_s` bounds each wait for a place, counted from the last token."""
+    """What one choice asks of the engines. `patience_s` bounds each wait for a place, counted from the last token.
+    `began_at`: when the request's body was there."""
 
     request_id: str
     gateway_id: str
@@ -31,6 +33,7 @@ class Ask:
     sampling: Sampling
     patience_s: float
     fault_budget: int
+    began_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,10 @@ class Choice:
         clock: Clock,
         random: Random,
         counters: Counters,
+        latencies: Latencies,
         story: Story,
     ) -> None:
+        self._latencies = latencies
         self._ask = ask
         self._story = story
         self._track = track
@@ -69,6 +74,14 @@ class Choice:
         self._faults = Faults()
         self._progress_at = clock()
         self._avoid: frozenset[str] = frozenset()
+        self._placement: Placement | None = None
+
+    def moves(self) -> bool:
+        """Whether there is a sign of progress: engines that answer and can take it while it waits, within its time;
+        while it runs, engines that are well by their supervisors' word and hold it."""
+        if self._placement is None:
+            return self._clock() < self._progress_at + self._ask.patience_s and self._dispatcher.usable() is None
+        return self._placement.is_well
 
     async def run(self, ticket: Ticket) -> Outcome:
         try:
@@ -77,12 +90,14 @@ class Choice:
             self._story.fail(error, len(self._track.output_ids))
             raise
         self._story.end(reason, outcome.completion_tokens, outcome.tries)
+        self._latencies.request.add(self._clock() - self._ask.began_at)
+        self._latencies.output_tokens.add(outcome.completion_tokens)
         return outcome
 
     async def _run(self, ticket: Ticket) -> tuple[Outcome, str]:
         """The outcome, and the reason of its end."""
         while True:
-            placement = await self._dispatcher.placed(ticket)
+            placement = self._placement = await self._dispatcher.placed(ticket)
             self._tries += 1
             had = len(self._track.output_ids)
             result = None
@@ -90,6 +105,7 @@ class Choice:
                 result = await self._try(placement)
             finally:
                 self._story.end_try(result)
+                self._placement = None
                 self._dispatcher.release(placement)
             if len(self._track.output_ids) > had:
                 self._progress_at = self._clock()
@@ -133,7 +149,13 @@ class Choice:
             trace_context=self._story.begin_try(self._tries, placement.pair, len(self._track.output_ids)),
         )
 
+        began_at = self._clock()
+
         def on_first() -> None:
+            now = self._clock()
+            self._latencies.prefill.add(now - began_at)
+            if not self._track.output_ids:
+                self._latencies.first_token.add(now - ask.began_at)
             self._story.first_token()
             self._dispatcher.prefilled(placement)
 

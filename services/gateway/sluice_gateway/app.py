@@ -79,6 +79,7 @@ def _add_routes(app: FastAPI, endpoints: Endpoints, status: StatusPage) -> None:
         ("GET", "/livez", endpoints.livez),
         ("GET", "/readyz", endpoints.readyz),
         ("GET", "/health", endpoints.health),
+        ("GET", "/version", endpoints.version),
         ("GET", "/status", status.page),
         ("GET", "/status/now", status.now),
         ("GET", "/status/events", status.events),

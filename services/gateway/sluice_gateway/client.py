@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -29,6 +31,8 @@ from sluice_protocol.generate import (
 from sluice_protocol.v1 import engine_pb2 as pb
 from sluice_protocol.v1.engine_pb2_grpc import EngineStub
 
+INLINE_IDS = 16_384
+"""A request with more token ids is encoded off the event loop; this many take half a millisecond."""
 _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -100,8 +104,10 @@ class GrpcEngine:
         raise EngineLost(f"{self._address}: the engine ended the Attach stream")
 
     def generate(self, request: GenerateRequest) -> GrpcGenerate:
-        message = codec.encode_generate_request(request)
-        return GrpcGenerate(self._lines.call("Generate", message, metadata=self._metadata), self._address)
+        start = partial(self._lines.call, "Generate", metadata=self._metadata)
+        if len(request.prompt_ids) + len(request.sampling.logit_bias) > INLINE_IDS:
+            return GrpcGenerate(start, self._address, large=request)
+        return GrpcGenerate(start, self._address, codec.encode_generate_request(request))
 
     async def close(self) -> None:
         await self._lines.close()
@@ -118,17 +124,30 @@ class GrpcEngine:
 
 
 class GrpcGenerate:
-    def __init__(self, call: Any, address: str) -> None:
-        self._call = call
+    """`large`: a request that is not encoded yet, because that takes too long for the event loop."""
+
+    def __init__(
+        self, start: Callable[[Any], Any], address: str, message: Any = None, large: GenerateRequest | None = None
+    ) -> None:
+        self._start = start
+        self._large = large
+        self._call = None if message is None else start(message)
         self._address = address
         self._cancelled = False
 
     def cancel(self) -> None:
         self._cancelled = True
-        self._call.cancel()
+        if self._call is not None:
+            self._call.cancel()
 
     async def reply(self) -> GenerateReply | None:
         """gRPC reports a cancel of ours as CancelledError in whoever waits."""
+        if self._large is not None:
+            message = await asyncio.to_thread(encode_in_slices, self._large)
+            if self._cancelled:
+                return None
+            self._call = self._start(message)
+        assert self._call is not None
         try:
             return codec.decode_generate_reply(await self._call)
         except grpc.aio.AioRpcError as error:
@@ -142,6 +161,14 @@ class GrpcGenerate:
             return None
         finally:
             self._call.cancel()
+
+
+def encode_in_slices(request: GenerateRequest) -> Any:
+    """`codec.encode_generate_request`, without keeping other threads from the interpreter for 25 ms per million ids."""
+    message = codec.encode_generate_request(replace(request, prompt_ids=()))
+    for start in range(0, len(request.prompt_ids), INLINE_IDS):
+        message.prompt_ids.extend(request.prompt_ids[start : start + INLINE_IDS])
+    return message
 
 
 def _unless_cancelled(address: str) -> EngineLost:

@@ -15,3 +15,7 @@ class Counters:
     slow_clients: int = 0
     dropped_connections: int = 0
     retries: int = 0
+    large_requests: int = 0
+    large_refused: int = 0
+    worker_deaths: int = 0
+    refused_bodies: int = 0

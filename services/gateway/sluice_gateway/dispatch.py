@@ -10,6 +10,7 @@ from random import Random
 
 from sluice_gateway import errors
 from sluice_gateway.fleet import Engine, Pair
+from sluice_gateway.histograms import Latencies
 from sluice_gateway.link import Link
 from sluice_gateway.queue import Dispatch, Waiting, expired, fits, may_wait, next_dispatch, wake_at
 from sluice_gateway.route import NO_PAIR, BlockKeys, NoRoute, Wanted, no_pair
@@ -27,6 +28,14 @@ class Placement:
     decode_epoch: int
     prefill: Link | None = None
     prefill_epoch: int = 0
+
+    @property
+    def is_well(self) -> bool:
+        """Whether its engines answer and are not stuck by their supervisors' word, and the decode side holds work. An
+        engine that holds none has lost what was sent to it."""
+        links = [self.decode] if self.prefill is None else [self.decode, self.prefill]
+        load = self.decode.view.load
+        return not any(link.is_sick for link in links) and load is not None and not load.empty
 
     def release_prefill(self) -> None:
         if self.prefill is not None:
@@ -53,7 +62,9 @@ class Dispatcher:
         outage_s: float,
         random: Random,
         block_keys: BlockKeys,
+        latencies: Latencies | None = None,
     ) -> None:
+        self._latencies = latencies or Latencies()
         self._links = links
         self._clock = clock
         self._limit = limit
@@ -206,6 +217,7 @@ class Dispatcher:
             placement.prefill_epoch = placement.prefill.begin()
         self.running += 1
         self.dispatched += 1
+        self._latencies.queue.add(self._clock() - ticket.since)
         ticket.future.set_result(placement)
 
     def _expire(self, now: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import orjson
@@ -12,18 +12,24 @@ from starlette.responses import Response
 
 from sluice_gateway import frames
 from sluice_gateway.auth import check_key
-from sluice_gateway.bodies import read_body
+from sluice_gateway.bodies import Body, read_body
+from sluice_gateway.client_names import ClientNames
 from sluice_gateway.dispatch import Clock
-from sluice_gateway.errors import invalid, model_not_found
+from sluice_gateway.encoding import Kind
+from sluice_gateway.errors import ApiError, invalid, model_not_found
 from sluice_gateway.frames import ChatFrames, CompletionFrames, Frames, Identity
 from sluice_gateway.gateway import Gateway
+from sluice_gateway.health_report import VERSION, without_addresses
 from sluice_gateway.jobs import Job, route_report, usage
-from sluice_gateway.requests import Options, parse_chat, parse_completion
+from sluice_gateway.keep_alive import Life
+from sluice_gateway.origins import is_loopback
+from sluice_gateway.requests import Options
 from sluice_gateway.respond import StreamResponse, WholeResponse
 from sluice_gateway.sinks import CollectSink, StreamSink
 
 Write = Callable[[bytes], None]
 MakeFrames = Callable[[int], Frames]
+MakeJob = Callable[[], Coroutine[Any, Any, Job]]
 
 
 class Endpoints:
@@ -38,26 +44,38 @@ class Endpoints:
     # -- generating
 
     async def chat(self, request: Request) -> Response:
-        body = await self._body(request)
-        checked = await self._gateway.checked(body, parse_chat)
-        self._check_model(checked.options)
-        answer_id = f"chatcmpl-{self._new_id()}"
-        job = _traced(await self._gateway.chat_job(checked, self._deadline(request), answer_id), request)
-        return self._respond(request, job, answer_id, chat=True)
+        return await self._generate(request, Kind.CHAT, f"chatcmpl-{self._new_id()}")
 
     async def completions(self, request: Request) -> Response:
-        body = await self._body(request)
-        checked = await self._gateway.checked(body, parse_completion)
-        self._check_model(checked.options)
-        answer_id = f"cmpl-{self._new_id()}"
-        job = _traced(await self._gateway.completion_job(checked, self._deadline(request), answer_id), request)
-        return self._respond(request, job, answer_id, chat=False)
+        return await self._generate(request, Kind.COMPLETION, f"cmpl-{self._new_id()}")
 
-    async def _body(self, request: Request) -> bytes:
+    async def _generate(self, request: Request, kind: Kind, answer_id: str) -> Response:
+        body = await self._body(request)
+        try:
+            deadline_s = self._deadline(request)
+            prepared = await self._gateway.prepare(body, kind, deadline_s)
+        except BaseException:
+            body.release()
+            raise
+        try:
+            self._check_model(prepared.options)
+            names = ClientNames.of(request.headers)
+            make_job = partial(self._gateway.job, prepared, deadline_s, answer_id, names)
+            return self._respond(request, prepared.options, make_job, answer_id, kind)
+        except BaseException:
+            prepared.drop()
+            raise
+
+    async def _body(self, request: Request) -> Body:
         self._gateway.counters.requests += 1
         self._check_key(request)
-        settings = self._gateway.settings
-        return await read_body(request, settings.max_body_bytes, settings.body_timeout_s)
+        settings, counters = self._gateway.settings, self._gateway.counters
+
+        def refused() -> None:
+            counters.refused_bodies += 1
+
+        limit, seconds = settings.max_body_bytes, settings.body_timeout_s
+        return await read_body(request, limit, seconds, self._gateway.bodies, refused)
 
     def _check_key(self, request: Request) -> None:
         check_key(request.headers.get("authorization"), self._gateway.settings.api_keys)
@@ -79,29 +97,40 @@ class Endpoints:
             raise invalid("x-sluice-deadline-ms", message, "invalid_value")
         return int(text) / 1000
 
-    def _respond(self, request: Request, job: Job, answer_id: str, chat: bool) -> Response:
+    def _respond(self, request: Request, options: Options, make_job: MakeJob, answer_id: str, kind: Kind) -> Response:
         gateway, settings = self._gateway, self._gateway.settings
         identity = Identity(
-            answer_id, int(self._wall()), settings.model_name, gateway.system_fingerprint(), job.options.include_usage
+            answer_id, int(self._wall()), settings.model_name, gateway.system_fingerprint(), options.include_usage
         )
         wants_route = request.headers.get("x-sluice-route") == "1"
-        if job.options.stream:
-            make = ChatFrames if chat else CompletionFrames
-            kind = "chat.completion.chunk" if chat else "text_completion"
+        if options.stream:
+            make = ChatFrames if kind is Kind.CHAT else CompletionFrames
+            name = "chat.completion.chunk" if kind is Kind.CHAT else "text_completion"
 
             def frames_of(index: int) -> Frames:
                 return make(identity, index, gateway.tokenizer)
 
-            def stream(write: Write) -> Coroutine[Any, Any, None]:
-                return self._stream(job, identity.head(kind), frames_of, wants_route, write)
+            life = gateway.new_life()
 
-            return StreamResponse(stream, gateway.counters, answer_id, settings.slow_client_bytes)
-        return WholeResponse(lambda: self._whole(job, identity, chat, wants_route), gateway.counters, answer_id)
+            def stream(write: Write) -> Coroutine[Any, Any, None]:
+                return self._stream(make_job, life, identity.head(name), frames_of, wants_route, write)
+
+            limit, pace = settings.slow_client_bytes, settings.pace
+            return StreamResponse(stream, gateway.counters, answer_id, limit, pace, life.goes_on)
+        whole = partial(self._whole, make_job, identity, kind, wants_route)
+        return WholeResponse(whole, gateway.counters, answer_id)
 
     async def _stream(
-        self, job: Job, head: dict[str, Any], make_frames: MakeFrames, wants_route: bool, write: Write
+        self,
+        make_job: MakeJob,
+        life: Life,
+        head: dict[str, Any],
+        make_frames: MakeFrames,
+        wants_route: bool,
+        write: Write,
     ) -> None:
-        outcomes = await self._gateway.run(job, lambda index: StreamSink(make_frames(index), write))
+        job = await make_job()
+        outcomes = await self._gateway.run(job, lambda index: StreamSink(make_frames(index), write), life)
         last: dict[str, Any] = {"usage": usage(job, outcomes)} if job.options.include_usage else {}
         if wants_route:
             last["sluice"] = route_report(outcomes)
@@ -109,24 +138,28 @@ class Endpoints:
             write(frames.event(head | {"choices": []} | last))
         write(frames.DONE)
 
-    async def _whole(self, job: Job, identity: Identity, chat: bool, wants_route: bool) -> bytes:
-        sinks = [CollectSink() for _ in range(job.num_choices)]
+    async def _whole(self, make_job: MakeJob, identity: Identity, kind: Kind, wants_route: bool) -> bytes:
+        job = await make_job()
+        describe = None
+        if job.options.sampling.top_logprobs is not None:
+            make = frames.chat_logprobs if kind is Kind.CHAT else frames.completion_logprobs
+            describe = partial(make, tokenizer=self._gateway.tokenizer)
+        sinks = [CollectSink(describe) for _ in range(job.num_choices)]
         outcomes = await self._gateway.run(job, sinks.__getitem__)
-        kind = "chat.completion" if chat else "text_completion"
-        choices = [self._choice(job, index, sink, chat) for index, sink in enumerate(sinks)]
-        answer = identity.head(kind) | {"choices": choices, "usage": usage(job, outcomes)}
+        is_chat = kind is Kind.CHAT
+        choices = [self._choice(job, index, sink, is_chat) for index, sink in enumerate(sinks)]
+        name = "chat.completion" if is_chat else "text_completion"
+        answer = identity.head(name) | {"choices": choices, "usage": usage(job, outcomes)}
         if wants_route:
             answer["sluice"] = route_report(outcomes)
         return orjson.dumps(answer)
 
     def _choice(self, job: Job, index: int, sink: CollectSink, chat: bool) -> dict[str, Any]:
-        tokenizer = self._gateway.tokenizer
-        shown = None if job.options.sampling.top_logprobs is None else sink.shown
         reason = sink.reason or "stop"
         if not chat:
-            return frames.completion_choice(index, sink.content, reason, shown, tokenizer)
+            return frames.completion_choice(index, sink.content, reason, sink.logprobs)
         reasoning = sink.reasoning if job.thinking else None
-        return frames.chat_choice(index, sink.content, reasoning, reason, shown, tokenizer)
+        return frames.chat_choice(index, sink.content, reasoning, reason, sink.logprobs)
 
     # -- what is there
 
@@ -143,7 +176,9 @@ class Endpoints:
 
     def _model(self) -> dict[str, Any]:
         name = self._gateway.settings.model_name
-        return {"id": name, "object": "model", "created": self._started, "owned_by": "sluice"}
+        context = self._gateway.context_tokens()
+        told = {"id": name, "object": "model", "created": self._started, "owned_by": "sluice"}
+        return told | {"max_model_len": context, "context_length": context}
 
     # -- how it is
 
@@ -156,14 +191,27 @@ class Endpoints:
             return _json({"ready": False, "reason": lacking}, 503)
         return _json({"ready": True})
 
-    async def health(self, _request: Request) -> Response:
-        return _json(self._gateway.report())
+    async def health(self, request: Request) -> Response:
+        """Who may see addresses and pids gets the whole report. A load balancer reads the status alone."""
+        report = self._gateway.report()
+        return _json(
+            report if self._may_see_addresses(request) else without_addresses(report), 200 if report["ready"] else 503
+        )
 
+    def _may_see_addresses(self, request: Request) -> bool:
+        """With a key; where there are none, on this machine and through no proxy."""
+        keys = self._gateway.settings.api_keys
+        if keys:
+            try:
+                check_key(request.headers.get("authorization"), keys)
+            except ApiError:
+                return False
+            return True
+        came_by_proxy = any(name in request.headers for name in ("forwarded", "x-forwarded-for", "x-real-ip", "via"))
+        return request.client is not None and is_loopback(request.client.host) and not came_by_proxy
 
-def _traced(job: Job, request: Request) -> Job:
-    """Part of the client's trace, if it has one."""
-    parent = request.headers.get("traceparent")
-    return job if parent is None else replace(job, trace_parent=parent)
+    async def version(self, _request: Request) -> Response:
+        return _json({"version": VERSION})
 
 
 def _json(value: Any, status: int = 200) -> Response:

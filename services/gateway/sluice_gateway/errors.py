@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -27,6 +28,16 @@ class ApiError(Exception):
     def body(self) -> bytes:
         error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
+
+    def event(self) -> bytes:
+        """Of a stream that has begun: what status and headers would have said is in it too."""
+        error: dict[str, Any] = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        error["status"] = self.status
+        if self.retry_after_s is not None:
+            error["retry_after"] = self.retry_after_s
+        if not self.again:
+            error["should_retry"] = False
+        return b"data: " + orjson.dumps({"error": error}) + b"\n\n"
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         headers = [(b"content-type", b"application/json")]
@@ -84,6 +95,56 @@ def context_too_long(limit: int, prompt: int, output: int, param: str) -> ApiErr
     return invalid(param, message, "context_length_exceeded")
 
 
+def context_surely_too_long(limit: int, least: int, num_bytes: int, longest: int, param: str) -> ApiError:
+    """Of a prompt that was not tokenised."""
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, your prompt has at least {least} tokens "
+        f"(it has {num_bytes} bytes of text, and no token stands for more than {longest}). Please shorten the prompt."
+    )
+    return invalid(param, message, "context_length_exceeded")
+
+
+def context_too_long_counted(limit: int, least: int, param: str) -> ApiError:
+    """Of a prompt whose tokens were counted as far as was needed."""
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, your prompt has more than {least} tokens. "
+        "Please shorten the prompt."
+    )
+    return invalid(param, message, "context_length_exceeded")
+
+
+def prompt_too_large(memory_mib: int) -> ApiError:
+    message = (
+        f"The request needs more than the {memory_mib} MiB of memory that reading and tokenising one request may take. "
+        "Please shorten the prompt."
+    )
+    return ApiError(413, message, code="prompt_too_large")
+
+
+def prompt_too_slow(seconds: float) -> ApiError:
+    """503: it is the prompt, so the same one should not be sent again by itself."""
+    message = (
+        f"The request was not read and tokenised within {seconds:g} s. Please shorten the prompt, or try again when "
+        "the gateway's machine has less to do."
+    )
+    return ApiError(503, message, "service_unavailable_error", code="prompt_timeout", again=False)
+
+
+def prompt_worker_lost(why: str) -> ApiError:
+    message = f"The process that reads large requests is not there: {why}. Try again later, or send a shorter prompt."
+    return ApiError(503, message, "service_unavailable_error", code="prompt_worker_lost", retry_after_s=1)
+
+
+def too_many_large(limit: int) -> ApiError:
+    message = f"{limit} large requests are being read and tokenised already. Try again later."
+    return ApiError(429, message, "rate_limit_error", code="too_many_large_requests", retry_after_s=1)
+
+
+def too_many_body_bytes(limit: int) -> ApiError:
+    message = f"The request bodies that this gateway holds may have {limit} bytes together. Try again later."
+    return ApiError(503, message, "service_unavailable_error", code="too_many_body_bytes", retry_after_s=1)
+
+
 def queue_full(limit: int, retry_after_s: int = 1) -> ApiError:
     message = f"The queue is full ({limit} requests are waiting). Try again later."
     return ApiError(429, message, "rate_limit_error", code="queue_full", retry_after_s=retry_after_s)
@@ -100,6 +161,10 @@ def unavailable(message: str, code: str = "no_pair", retry_after_s: int = 1) -> 
 
 def internal(message: str = "The gateway failed on this request.", code: str = "internal_error") -> ApiError:
     return ApiError(500, message, "internal_error", code=code)
+
+
+def unknown_token() -> ApiError:
+    return internal("The tokenizer made a token that is not in the engines' vocabulary.")
 
 
 def model_broken(message: str, code: str) -> ApiError:

@@ -110,20 +110,16 @@ class CompletionFrames:
 
 
 def chat_choice(
-    index: int, content: str, reasoning: str | None, reason: str, shown: Sequence[Shown] | None, tokenizer: Tokenizer
+    index: int, content: str, reasoning: str | None, reason: str, logprobs: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """`shown` is None when no logprobs were asked for, `reasoning` when the model was not to think."""
+    """`logprobs` is None when none were asked for, `reasoning` when the model was not to think."""
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if reasoning is not None:
         message["reasoning_content"] = reasoning
-    logprobs = None if shown is None else chat_logprobs(shown, tokenizer)
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
 
-def completion_choice(
-    index: int, content: str, reason: str, shown: Sequence[Shown] | None, tokenizer: Tokenizer
-) -> dict[str, Any]:
-    logprobs = None if shown is None else completion_logprobs(shown, tokenizer)
+def completion_choice(index: int, content: str, reason: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
     return {"index": index, "text": content, "logprobs": logprobs, "finish_reason": reason}
 
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, replace
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.self_call import SelfCall
@@ -16,22 +16,27 @@ from sluice_engine.tracing import NO_TRACER, Tracer
 from sluice_gateway import errors
 from sluice_gateway.answer import Ask, Choice, Outcome
 from sluice_gateway.board import StatusBoard
-from sluice_gateway.bodies import parse_json
+from sluice_gateway.bodies import Body, BodyBudget
+from sluice_gateway.client_names import ClientNames
 from sluice_gateway.counters import Counters
 from sluice_gateway.detokenize import Pieces
 from sluice_gateway.dispatch import Clock, Dispatcher
+from sluice_gateway.encoding import Kind
 from sluice_gateway.engine import ClientFactory
 from sluice_gateway.fleet import load_report
+from sluice_gateway.histograms import Latencies
 from sluice_gateway.jobs import Job, output_budget
+from sluice_gateway.keep_alive import Life
 from sluice_gateway.lack import describe_queue
+from sluice_gateway.large_requests import LargeRequests
 from sluice_gateway.marks import TURN_S, GatewayMarks
 from sluice_gateway.members import Members, watch_fleet
+from sluice_gateway.prepare import Preparation, Prepared
 from sluice_gateway.report import make_report
-from sluice_gateway.requests import ChatRequest, CompletionRequest, Limits, Options
+from sluice_gateway.requests import Limits, Options
 from sluice_gateway.route import BlockKeys, Wanted
 from sluice_gateway.settings import Settings
 from sluice_gateway.story import Story
-from sluice_gateway.template import encode_chat, encode_prompt
 from sluice_gateway.tokenizer import Tokenizer
 from sluice_gateway.track import Sink, Track, TrackPlan
 from sluice_protocol.fleet import FleetReport
@@ -39,12 +44,7 @@ from sluice_protocol.generate import EngineHello, Role
 
 logger = logging.getLogger(__name__)
 
-THREAD_CHARACTERS = 16_384
-"""Longer bodies are parsed, and longer prompts tokenised, off the event loop."""
-MESSAGE_CHARACTERS = 32
-"""What a message counts for beside its text."""
 UNKNOWN_CONTEXT = 1 << 20
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,18 @@ class Gateway:
         self.tracer = tracer
         self.pieces = Pieces(tokenizer)
         self.counters = Counters()
+        self.bodies = BodyBudget(settings.held_body_bytes)
+        self.large = None if settings.worker is None else LargeRequests(settings.worker, self.counters, clock)
+        self.preparation = Preparation(tokenizer, self.marks, self.large, self.limits, self.counters, clock)
         self.random = random
         self.stopping = False
         self._clock = clock
-        self.members = Members(clients, settings.gateway_id, self._changed, settings.timings, self._has_pair, clock)
+        self.latencies = Latencies()
+        self.members = Members(
+            clients, settings.gateway_id, self._changed, settings.timings, self._has_pair, clock, self.latencies
+        )
         self.dispatcher = Dispatcher(
-            self.members.links, clock, settings.max_queued, settings.outage_s, random, block_keys
+            self.members.links, clock, settings.max_queued, settings.outage_s, random, block_keys, self.latencies
         )
         self.board = StatusBoard(self.report, settings.supervisor, clock)
         self._kept: list[asyncio.Task[None]] = []
@@ -137,7 +143,7 @@ class Gateway:
     def _take_turn(self) -> None:
         """For ever. An event loop logs the error of a callback and forgets it: that would be a silent end."""
         try:
-            self.marks.turn(self.dispatcher.placeable(), self.dispatcher.dispatched, self.report)
+            self.marks.turn(self.dispatcher.placeable(), self.dispatcher.dispatched, self._mirror)
             if self.identity is not None:
                 self.identity.look()
                 self.marks.identity(self.identity.describe())
@@ -153,6 +159,8 @@ class Gateway:
         for task in self._kept:
             task.cancel()
         await asyncio.gather(*self._kept, return_exceptions=True)
+        if self.large is not None:
+            await self.large.close()
         await self.members.close()
         await asyncio.to_thread(self.tracer.close)
         self.dispatcher.close()
@@ -160,6 +168,10 @@ class Gateway:
     def limits(self) -> Limits:
         """From the engines that are known, also while they are away; before any is, from the tokenizer."""
         return self._known().limits
+
+    def context_tokens(self) -> int | None:
+        """Of prompt and answer together; None before any engine has said it."""
+        return self.limits().max_context_tokens if self._hellos() else None
 
     def _known(self) -> _Known:
         """What follows from the engines' hellos, which are the same for many requests."""
@@ -182,65 +194,32 @@ class Gateway:
 
     # -- from a body to a checked request, and to a job
 
-    async def checked(self, body: bytes, parse: Callable[[Any, Limits], T]) -> T:
+    async def prepare(self, body: Body, kind: Kind, deadline_s: float) -> Prepared:
         """Raises ApiError."""
-        limits = self.limits()
-        checked: T = await self._off_loop(len(body))(lambda: parse(parse_json(body), limits))
-        return checked
+        return await self.preparation.prepare(body, kind, deadline_s)
 
-    async def chat_job(self, request: ChatRequest, deadline_s: float, request_id: str) -> Job:
-        size = sum(MESSAGE_CHARACTERS + message.characters for message in request.messages)
-        encode = self._off_loop(size)
-        vocab_size = self.limits().vocab_size
-        prompt = await encode(lambda: encode_chat(request.messages, request.thinking, self.tokenizer, vocab_size))
-        return self._job(request.options, (prompt,), request.thinking, deadline_s, request_id, "messages")
-
-    async def completion_job(self, request: CompletionRequest, deadline_s: float, request_id: str) -> Job:
-        size = sum(len(prompt) for prompt in request.prompts if isinstance(prompt, str))
-        encode = self._off_loop(size)
-        vocab_size = self.limits().vocab_size
-        prompts = [
-            await encode(
-                lambda text=prompt: encode_prompt(text, self.tokenizer, request.add_special_tokens, vocab_size)
-            )
-            if isinstance(prompt, str)
-            else prompt
-            for prompt in request.prompts
-        ]
-        if not all(prompts):
-            raise errors.invalid("prompt", "Invalid value for 'prompt': a prompt has at least one token.")
-        return self._job(request.options, tuple(prompts), False, deadline_s, request_id, "prompt")
-
-    def _off_loop(self, size: int) -> Any:
-        async def inline(work: Callable[[], Any]) -> Any:
-            return work()
-
-        def in_pool(work: Callable[[], Any]) -> Any:
-            return self.marks.tokenize(size, work)
-
-        return in_pool if size > THREAD_CHARACTERS else inline
-
-    def _job(
-        self,
-        options: Options,
-        prompts: tuple[tuple[int, ...], ...],
-        thinking: bool,
-        deadline_s: float,
-        request_id: str,
-        field: str,
-    ) -> Job:
-        limits = self.limits()
-        default = 16 if field == "prompt" else None
+    async def job(self, prepared: Prepared, deadline_s: float, request_id: str, names: ClientNames) -> Job:
+        """Raises ApiError."""
+        prompts = await prepared.encode()
+        limits, options = self.limits(), prepared.options
+        default, field = (None, "messages") if prepared.kind is Kind.CHAT else (16, "prompt")
         max_tokens = tuple(output_budget(options, len(prompt), limits, default, field) for prompt in prompts)
-        if max(map(max, prompts)) >= limits.vocab_size:
-            raise errors.internal("The tokenizer made a token that is not in the engines' vocabulary.")
+        if not prepared.is_checked and max(map(max, prompts)) >= limits.vocab_size:
+            raise errors.unknown_token()
         seed = self.random.getrandbits(63) if options.seed is None else options.seed % 2**64
-        return Job(options, prompts, max_tokens, seed, thinking, deadline_s, request_id)
+        return Job(
+            options, prompts, max_tokens, seed, prepared.thinking, deadline_s, request_id, prepared.began_at, names
+        )
 
     # -- from a job to its end
 
-    async def run(self, job: Job, make_sink: Callable[[int], Sink]) -> list[Outcome]:
-        """Run all choices to their end, in order of index. Raises the first ApiError, once nothing of the job runs."""
+    def new_life(self) -> Life:
+        """Of a request whose body has been read: that is its first sign of progress."""
+        return Life(self._clock, self.settings.pace.evidence_s)
+
+    async def run(self, job: Job, make_sink: Callable[[int], Sink], life: Life | None = None) -> list[Outcome]:
+        """Run all choices to their end, in order of index. Raises the first ApiError, once nothing of the job runs.
+        `life` hears of the choices."""
         if self.stopping:
             raise errors.unavailable("The gateway is shutting down.", "shutting_down")
         asks = [self._ask(job, index) for index in range(job.num_choices)]
@@ -252,10 +231,15 @@ class Gateway:
                 self._clock,
                 self.random,
                 self.counters,
-                Story(ask.request_id, len(ask.prompt_ids), self.tracer, job.trace_parent),
+                self.latencies,
+                Story(ask.request_id, len(ask.prompt_ids), self.tracer, job.names),
             )
             for index, ask in enumerate(asks)
         ]
+        if life is not None:
+            life.signs = [choice.moves for choice in choices]
+        for prompt in job.prompts:
+            self.latencies.prompt_tokens.add(len(prompt))
         by_prompt = [Wanted(prompt) for prompt in job.prompts]
         for entry in by_prompt:
             await self.dispatcher.prepare(entry)
@@ -291,6 +275,7 @@ class Gateway:
             sampling,
             job.deadline_s,
             self.settings.fault_budget,
+            job.began_at,
         )
 
     def _stop_ids(self, options: Options) -> frozenset[int]:
@@ -340,6 +325,10 @@ class Gateway:
             "counters": asdict(self.counters),
             "engines": engines,
         }
+
+    def _mirror(self) -> dict[str, Any]:
+        """What its supervisor makes metrics of."""
+        return self.report() | {"histograms": self.latencies.report()}
 
     def fleet_report(self) -> FleetReport:
         """For the operator."""

@@ -211,6 +211,8 @@ class StreamingProtocol(HttpToolsProtocol):
             self._refuse(not_http(f"its version is {version}; use 1.1."))
         elif version == "1.1" and hosts != 1:
             self._refuse(not_http(f"it has {hosts} headers Host; send one."))
+        elif version in WITHOUT_CHUNKS and any(name == b"transfer-encoding" for name, _ in self.headers):
+            self._refuse(not_http("HTTP/1.0 has no Transfer-Encoding; send a Content-Length, or use 1.1."))
         elif self.parser.get_method() == b"CONNECT":
             self._refuse(not_http("CONNECT is for proxies."))
         if self._refusal is not None:

@@ -8,12 +8,13 @@ from typing import Any
 
 from sluice_gateway import errors
 from sluice_gateway.answer import Outcome
+from sluice_gateway.client_names import NAMELESS, ClientNames
 from sluice_gateway.requests import Limits, Options
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request that is ready to run: prompts in tokens, `n` choices each."""
+    """A request that is ready to run: prompts in tokens, `n` choices each. `began_at`: when its body was there."""
 
     options: Options
     prompts: tuple[tuple[int, ...], ...]
@@ -22,7 +23,8 @@ class Job:
     thinking: bool
     deadline_s: float
     request_id: str
-    trace_parent: str = ""
+    began_at: float = 0.0
+    names: ClientNames = NAMELESS
 
     @property
     def num_choices(self) -> int:

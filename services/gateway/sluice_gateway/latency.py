@@ -8,17 +8,17 @@ WINDOW_S, MOST = 30.0, 4096
 
 
 class Gaps:
-    """`add` is on the path of every token batch; `p95_ms` is for who asks now and then."""
+    """`recent` has (when, gap in seconds), and grows with every token batch; `p95_ms` is for who asks now and then."""
 
     def __init__(self) -> None:
-        self._gaps: deque[tuple[float, float]] = deque(maxlen=MOST)
+        self.recent: deque[tuple[float, float]] = deque(maxlen=MOST)
 
     def add(self, now: float, gap_s: float) -> None:
-        self._gaps.append((now, gap_s))
+        self.recent.append((now, gap_s))
 
     def p95_ms(self, now: float) -> float:
         """Of the last WINDOW_S seconds; 0 if no token followed another one in them."""
-        gaps = self._gaps
+        gaps = self.recent
         while gaps and now - gaps[0][0] > WINDOW_S:
             gaps.popleft()
         if not gaps:

@@ -10,6 +10,7 @@ from time import monotonic
 
 from sluice_gateway.engine import ClientFactory, EngineClient, EngineLost
 from sluice_gateway.fleet import Engine, Member
+from sluice_gateway.histograms import Latencies
 from sluice_gateway.reasons import ENGINE_LOST, SOURCE_LOST
 from sluice_gateway.report import Known
 from sluice_gateway.session import Lost, Push, Session, Try, TryResult
@@ -49,8 +50,10 @@ class Link:
         timings: Timings,
         elsewhere: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = monotonic,
+        latencies: Latencies | None = None,
     ) -> None:
         self._clock = clock
+        self._latencies = latencies
         self._loaded_at = 0.0
         self.member = member
         self._clients = clients
@@ -121,7 +124,7 @@ class Link:
 
     async def _serve(self, client: EngineClient) -> None:
         hello = await client.hello()
-        session = Session(client, hello, self._clock)
+        session = Session(client, hello, self._clock, self._latencies)
         tasks = [asyncio.create_task(self._read(session)), asyncio.create_task(self._poll(session))]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -165,14 +168,19 @@ class Link:
             self._fail_over(session, asked_at)
             await self._pause()
 
+    @property
+    def is_sick(self) -> bool:
+        """Nothing that runs here is known to make progress. Who drains finishes what it has."""
+        load = self.view.load
+        is_away = load is not None and load.not_ready and not load.draining
+        return bool(self.view.trouble) or is_away or (load is not None and load.quarantined)
+
     def _fail_over(self, session: Session, asked_at: float) -> None:
         """A stuck engine ends nothing by itself, and its supervisor takes its budget before it does: nobody should wait
         for that who need not. Who drains finishes what it has."""
         load = self.view.load
         is_held = load is not None and load.quarantined
-        is_away = load is not None and load.not_ready and not load.draining
-        is_sick = bool(self.view.trouble) or is_away or is_held
-        since = self._sick_since = (self._sick_since or asked_at) if is_sick else None
+        since = self._sick_since = (self._sick_since or asked_at) if self.is_sick else None
         if since is None:
             return
         sick_s = asyncio.get_running_loop().time() - since
@@ -219,7 +227,7 @@ class Link:
                 source.leaning.discard(attempt)
             on_first()
 
-        attempt = session.begin(request, push, first)
+        attempt = session.begin(request, push, first, is_handed_over=source is not None)
         if source is not None:
             source.leaning.add(attempt)
         try:

@@ -11,6 +11,7 @@ from time import monotonic
 
 from sluice_gateway.engine import ClientFactory
 from sluice_gateway.fleet import Fleet, FleetError, Member, parse_fleet
+from sluice_gateway.histograms import Latencies
 from sluice_gateway.link import Link, Timings
 
 logger = logging.getLogger(__name__)
@@ -27,8 +28,10 @@ class Members:
         timings: Timings,
         elsewhere: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = monotonic,
+        latencies: Latencies | None = None,
     ) -> None:
         self._clock = clock
+        self._latencies = latencies
         self.links: dict[str, Link] = {}
         self._clients = clients
         self._gateway_id = gateway_id
@@ -53,7 +56,7 @@ class Members:
                 self._tasks[member] = asyncio.create_task(link.run(), name=f"link {member.address}")
 
     def _link(self, member: Member) -> Link:
-        own = (self._gateway_id, self._on_change, self._timings, self._elsewhere, self._clock)
+        own = (self._gateway_id, self._on_change, self._timings, self._elsewhere, self._clock, self._latencies)
         return Link(member, self._clients, *own)
 
     async def close(self) -> None:

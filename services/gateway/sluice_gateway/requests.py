@@ -57,6 +57,10 @@ class CompletionRequest:
     prompts: tuple[Prompt, ...]
     add_special_tokens: bool
 
+    @property
+    def thinking(self) -> bool:
+        return False
+
 
 _SHARED = (
     frozenset({"model", "stream", "stream_options", "n", "stop", "seed", "max_tokens", "logit_bias", "logprobs"})

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from sluice_gateway.counters import Counters
 from sluice_gateway.errors import ApiError, internal, unavailable
 from sluice_gateway.framing import TryWrite
+from sluice_gateway.keep_alive import COMMENT, Pace, Ticker
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +128,8 @@ class WholeResponse(_WorkResponse):
 
 
 class StreamResponse(_WorkResponse):
-    """`work` writes events with the function it is given; the headers go out with the first of them.
+    """`work` writes events with the function it is given; the headers go out with the first of them, or after a while
+    (`pace`), with comments from then on for as long as the request `goes_on`.
 
     Once they are out, an event goes to the socket's transport at once: a system call each, with uvloop 0.23.
     What it does not take (CHUNK) waits for the pump, one task per client. A client that does not read stops that task;
@@ -140,10 +142,15 @@ class StreamResponse(_WorkResponse):
         counters: Counters,
         request_id: str,
         limit: int,
+        pace: Pace,
+        goes_on: Callable[[], bool],
     ) -> None:
         super().__init__(counters, request_id)
         self._work = work
         self._limit = limit
+        self._pace, self._goes_on = pace, goes_on
+        self._is_head_due = self._is_open = False
+        self._ticker: Ticker | None = None
         self._buffer: list[bytes] = []
         self._waiting = 0
         self._overflow: Callable[[], None] | None = None
@@ -151,6 +158,8 @@ class StreamResponse(_WorkResponse):
 
     def _write(self, data: bytes) -> None:
         wake = self._wake
+        if self._ticker is not None:
+            self._ticker.has_data = True
         # The pump sleeps: all that came before is with the transport.
         if wake is not None and not wake.done() and self._try_write(data):
             return
@@ -167,6 +176,7 @@ class StreamResponse(_WorkResponse):
         self._try_write = extensions.get(CHUNK, _refuse)
         work, watch = self._start(self._work(self._write), receive)
         pump = asyncio.create_task(self._pump(work, watch, send))
+        self._ticker = Ticker(self._pace, self._open_head, self._comment, self._goes_on)
         overflowed = False
 
         def overflow() -> None:
@@ -186,30 +196,44 @@ class StreamResponse(_WorkResponse):
             if abort is not None:
                 abort()
         finally:
+            self._ticker.stop()
             pump.cancel()
             self._buffer.clear()
             await self._stop(work, watch)
 
+    def _open_head(self) -> None:
+        self._is_head_due = True
+        self._ring()
+
+    def _comment(self) -> None:
+        if self._is_open:
+            self._write(COMMENT)
+
     async def _pump(self, work: asyncio.Task[Any], watch: asyncio.Task[None], send: Send) -> None:
-        started = False
         buffer = self._buffer
         while True:
             if watch.done() and not work.done():
                 self._counters.disconnected += 1
                 return
             if buffer:
-                if not started:
-                    started = True
-                    await send(self._head())
+                await self._begin(send)
                 data = b"".join(buffer)
                 buffer.clear()
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 self._waiting = sum(map(len, buffer))
             elif work.done():
                 break
+            elif self._is_head_due and not self._is_open:
+                await self._begin(send)
+                self._write(COMMENT)
             else:
                 await self._sleep()
-        await self._finish(work, send, started)
+        await self._finish(work, send)
+
+    async def _begin(self, send: Send) -> None:
+        if not self._is_open:
+            self._is_open = True
+            await send(self._head())
 
     def _head(self) -> Message:
         headers = [
@@ -220,13 +244,13 @@ class StreamResponse(_WorkResponse):
         ]
         return {"type": "http.response.start", "status": 200, "headers": headers}
 
-    async def _finish(self, work: asyncio.Task[Any], send: Send, started: bool) -> None:
-        """An error after the first event is an event of its own, and no [DONE] follows it."""
+    async def _finish(self, work: asyncio.Task[Any], send: Send) -> None:
+        """An error behind the head is an event of its own, and no [DONE] follows it."""
         failure = asyncio.CancelledError() if work.cancelled() else work.exception()
         error = None if failure is None else api_error(failure)
         self._count_end(error)
-        if error is not None and not started:
+        if error is not None and not self._is_open:
             await self._send_error(send, error)
             return
-        last = b"" if error is None else b"data: " + error.body() + b"\n\n"
+        last = b"" if error is None else error.event()
         await send({"type": "http.response.body", "body": last, "more_body": False})

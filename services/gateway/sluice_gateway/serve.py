@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from sluice_engine.address import join, split
 from sluice_gateway.connections import Bounds, Idle, most_connections
+from sluice_gateway.cors import with_cors
 from sluice_gateway.gateway import Gateway
 from sluice_gateway.http_connection import StreamingProtocol
 from sluice_gateway.settings import Settings
@@ -112,7 +113,7 @@ def bounds_of(settings: Settings) -> Bounds:
 def make_server(app: FastAPI, on_ready: Callable[[], None]) -> Server:
     gateway: Gateway = app.state.gateway
     config = uvicorn.Config(
-        app,
+        with_cors(app, gateway.settings.cors_origins),
         http=partial(
             StreamingProtocol,
             idle=Idle(),

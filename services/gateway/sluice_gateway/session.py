@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sluice_gateway.engine import EngineClient, GenerateCall
+from sluice_gateway.histograms import Latencies
 from sluice_gateway.latency import Gaps
 from sluice_gateway.reasons import TOKENS_LOST
 from sluice_protocol.generate import Ended, EngineHello, GenerateRequest, Refused, TokenBatch
@@ -35,14 +37,19 @@ TryResult = Ended | Refused | Lost
 
 
 class Try:
-    """One Generate call and the tokens that belong to it: those of stream `stream`."""
+    """One Generate call and the tokens that belong to it: those of stream `stream`.
 
-    def __init__(self, call: GenerateCall, stream: int, push: Push, on_first: Callable[[], None]) -> None:
+    `is_handed_over`: the first token is another engine's, and no second one has come."""
+
+    def __init__(
+        self, call: GenerateCall, stream: int, push: Push, on_first: Callable[[], None], is_handed_over: bool = False
+    ) -> None:
         self.call = call
         self.stream = stream
         self.received = 0
         self.told_at = 0.0
         self.lost: Lost | None = None
+        self.is_handed_over = is_handed_over
         self._push = push
         self._on_first = on_first
         self._enough: asyncio.Event | None = None
@@ -84,24 +91,32 @@ class Try:
 class Session:
     """`deliver` is the hot path: once per step, for all tries of this gateway on the engine."""
 
-    def __init__(self, client: EngineClient, hello: EngineHello, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, client: EngineClient, hello: EngineHello, clock: Callable[[], float], latencies: Latencies | None = None
+    ) -> None:
         self.client = client
         self.gaps = Gaps()
+        self._latencies = latencies or Latencies()
         self._clock = clock
         self.hello = hello
         self.attached = asyncio.Event()
         self._tries: dict[int, Try] = {}
         self._next_stream = 0
 
-    def begin(self, request: GenerateRequest, push: Push, on_first: Callable[[], None]) -> Try:
+    def begin(
+        self, request: GenerateRequest, push: Push, on_first: Callable[[], None], is_handed_over: bool = False
+    ) -> Try:
         """Its tokens have their place from here on, however early they come."""
         stream = self._next_stream = (self._next_stream + 1) % STREAMS
         call = self.client.generate(replace(request, stream=stream))
-        attempt = self._tries[stream] = Try(call, stream, push, on_first)
+        attempt = self._tries[stream] = Try(call, stream, push, on_first, is_handed_over)
         return attempt
 
     def deliver(self, batch: TokenBatch) -> None:
         tokens, at, now = batch.tokens, 0, self._clock()
+        kept, gaps, waited_s = self._latencies.gap, self.gaps.recent, 0.0
+        last, place = -1.0, 0
+        bounds, counts = kept.bounds, kept.counts  # `Histogram.add` and `Gaps.add`, without two calls per token
         by_index = dict(batch.logprobs) if batch.logprobs else None
         for stream, count in zip(batch.streams, batch.counts):
             row = tokens[at : at + count]
@@ -110,9 +125,20 @@ class Session:
             attempt = self._tries.get(stream)
             if attempt is not None:  # late tokens of an ended try are nobody's
                 if attempt.received and count:
-                    self.gaps.add(now, (now - attempt.told_at) / count)
+                    since_s = now - attempt.told_at
+                    gap_s = since_s / count
+                    gaps.append((now, gap_s))
+                    if attempt.is_handed_over:
+                        attempt.is_handed_over = False
+                        self._latencies.handoff.add(since_s)
+                    else:
+                        if gap_s != last:  # most rows of a step had their last tokens with one other step
+                            last, place = gap_s, bisect_left(bounds, gap_s)
+                        counts[place] += count
+                        waited_s += since_s
                 attempt.told_at = now
                 attempt.deliver(row, logprobs)
+        kept.total += waited_s
 
     def end(self, attempt: Try) -> None:
         attempt.call.cancel()

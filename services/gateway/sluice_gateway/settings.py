@@ -9,18 +9,22 @@ from typing import Any
 from sluice_gateway.errors import ApiError
 from sluice_gateway.fields import boolean, take
 from sluice_gateway.fleet import Fleet
+from sluice_gateway.keep_alive import Pace
+from sluice_gateway.large_requests import WorkerSpec
 from sluice_gateway.link import Timings
 from sluice_gateway.requests import SAMPLING_DEFAULTS, sampling_numbers
 from sluice_protocol.sampling import Sampling
 
 NOBODY = Fleet()
 DEFAULT_TIMINGS = Timings()
+DEFAULT_PACE = Pace()
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """`api_keys` empty: no key is needed. `slow_client_bytes`: what may wait for one client that does not read.
 
+    `held_body_bytes`: what all large bodies may have together. `worker` None: large requests are read in this process.
     `supervisor`: http://HOST:PORT of the gateway's own, for the status page.
     `head_timeout_s`: a client that has not said by then what it wants is dropped, `read_timeout_s`: one that has not
     read by then what was written to it. `max_connections`: 0 for as many as
@@ -33,18 +37,22 @@ class Settings:
     fleet_file: Path | None = None
     fleet_poll_s: float = 0.5
     api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     max_queued: int = 1024
     deadline_s: float = 120.0
     max_deadline_s: float = 3600.0
     fault_budget: int = 2
     outage_s: float = 30.0
     max_body_bytes: int = 32 * 1024 * 1024
+    held_body_bytes: int = 256 * 1024 * 1024
+    worker: WorkerSpec | None = None
     body_timeout_s: float = 60.0
     head_timeout_s: float = 20.0
     read_timeout_s: float = 60.0
     max_connections: int = 0
     max_choices: int = 128
     slow_client_bytes: int = 1024 * 1024
+    pace: Pace = DEFAULT_PACE
     shutdown_s: float = 10.0
     supervisor: str = ""
     sampling_defaults: Sampling = SAMPLING_DEFAULTS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import orjson
 
@@ -44,10 +45,12 @@ class StreamSink:
 
 
 class CollectSink:
-    """Keeps everything until somebody asks."""
+    """Keeps everything until the answer is made. `describe` makes the JSON of tokens' log-probabilities: done as they
+    come, for those of a long answer together would keep the event loop for seconds."""
 
-    def __init__(self) -> None:
-        self.shown: list[Shown] = []
+    def __init__(self, describe: Callable[[Sequence[Shown]], dict[str, Any]] | None = None) -> None:
+        self._describe = describe
+        self._described: dict[str, list[bytes]] = {}
         self.reason: str | None = None
         self._content: list[str] = []
         self._reasoning: list[str] = []
@@ -60,13 +63,24 @@ class CollectSink:
     def reasoning(self) -> str:
         return "".join(self._reasoning)
 
+    @property
+    def logprobs(self) -> dict[str, Any] | None:
+        """As `describe` has it for all tokens together, for orjson; None without one."""
+        if self._describe is None:
+            return None
+        made = {name: orjson.Fragment(b"[" + b",".join(parts) + b"]") for name, parts in self._described.items()}
+        return self._describe(()) | made
+
     def pieces(self, insides: Sequence[bytes]) -> None:
         self._content.append(orjson.loads(b'"' + b"".join(insides) + b'"'))
 
     def text(self, content: str, reasoning: str, shown: Sequence[Shown]) -> None:
         self._content.append(content)
         self._reasoning.append(reasoning)
-        self.shown.extend(shown)
+        if self._describe is not None and shown:
+            for name, value in self._describe(shown).items():
+                if isinstance(value, list):
+                    self._described.setdefault(name, []).append(orjson.dumps(value)[1:-1])
 
     def finish(self, reason: str) -> None:
         self.reason = reason

@@ -6,6 +6,7 @@ import asyncio
 
 from sluice_engine import log
 from sluice_engine.tracing import NO_TRACER, Span, Tracer
+from sluice_gateway.client_names import NAMELESS, ClientNames
 from sluice_gateway.fleet import Pair
 from sluice_gateway.retry import classify
 from sluice_gateway.session import TryResult
@@ -13,14 +14,19 @@ from sluice_protocol.generate import Ended, EndReason
 
 
 class Story:
-    """One per choice. `parent`: the client's traceparent, or ""."""
+    """One per choice. `names`: what the client calls the request."""
 
-    def __init__(self, request_id: str, prompt_tokens: int, tracer: Tracer = NO_TRACER, parent: str = "") -> None:
+    def __init__(
+        self, request_id: str, prompt_tokens: int, tracer: Tracer = NO_TRACER, names: ClientNames = NAMELESS
+    ) -> None:
         self._id = request_id
         self._tracer = tracer
-        self._span = tracer.begin("gateway request", parent, request=request_id, prompt_tokens=prompt_tokens)
+        self._span = tracer.begin(
+            "gateway request", names.trace_parent, request=request_id, prompt_tokens=prompt_tokens
+        )
         self._try: Span | None = None
-        log.info("request queued", request=request_id, prompt_tokens=prompt_tokens)
+        named = {"client_request": names.request_id} if names.request_id else {}
+        log.info("request queued", request=request_id, prompt_tokens=prompt_tokens, **named)
 
     def begin_try(self, number: int, pair: Pair, had: int) -> str:
         """The traceparent for the engines."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer as HuggingFace
 
-from sluice_gateway.tokenizer_files import COPY, TokenizerError, byte_alphabet, read_document, read_eos
+from sluice_gateway.tokenizer_files import COPY, TokenizerError, byte_alphabet, longest_tokens, read_document, read_eos
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
@@ -20,11 +21,17 @@ MARKERS = (BOS, EOS, USER, ASSISTANT, THINK, END_THINK, DSML)
 
 
 class Tokenizer(Protocol):
-    """`markers` maps those of `MARKERS` that the vocabulary has to their ids. `eos_ids` end a generation."""
+    """`markers` maps those of `MARKERS` that the vocabulary has to their ids. `eos_ids` end a generation.
+
+    `longest_plain` and `longest_raw`: no token of `encode_plain` and `encode_raw` stands for more bytes of the text;
+    0: no such bound is known.
+    """
 
     vocab_size: int
     markers: Mapping[str, int]
     eos_ids: frozenset[int]
+    longest_plain: int
+    longest_raw: int
 
     def encode_plain(self, text: str) -> list[int]:
         """Nothing in `text` is read as a marker."""
@@ -43,6 +50,7 @@ class ByteTokenizer:
         self.markers: Mapping[str, int] = {name: 256 + index for index, name in enumerate(MARKERS)}
         self.vocab_size = 256 + len(MARKERS)
         self.eos_ids = frozenset({self.markers[EOS]})
+        self.longest_plain, self.longest_raw = 1, max(len(name.encode()) for name in MARKERS)
         control = {self.markers[BOS], self.markers[EOS]}
         self._texts = {i: name.encode() for name, i in self.markers.items() if i not in control}
 
@@ -99,14 +107,13 @@ class FileTokenizer:
         self.markers: Mapping[str, int] = {name: by_text[name] for name in MARKERS if name in by_text}
         self.vocab_size = max(self._raw.get_vocab().values()) + 1
         self.eos_ids = frozenset({self.markers[EOS]} if EOS in self.markers else ())
+        self.longest_plain, self.longest_raw = longest_tokens(document)
 
     def encode_plain(self, text: str) -> list[int]:
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
-        return ids
+        return _encode(self._plain, text)
 
     def encode_raw(self, text: str) -> list[int]:
-        ids: list[int] = self._raw.encode(text, add_special_tokens=False).ids
-        return ids
+        return _encode(self._raw, text)
 
     def token_bytes(self, token: int) -> bytes:
         added = self._added.get(token)
@@ -114,6 +121,12 @@ class FileTokenizer:
             return b""
         text: str | None = added.content if added else self._raw.id_to_token(token)
         return b"" if text is None else _unmap(text)
+
+
+def _encode(tokenizer: HuggingFace, text: str) -> list[int]:
+    """`encode` would hold the GIL all the time, and so stop every other thread; this call releases it."""
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids
 
 
 def _made_of(document: dict[str, Any], source: str) -> HuggingFace:
@@ -154,6 +167,13 @@ def _unmap(text: str) -> bytes:
         return bytes([_ALPHABET[char] for char in text])
     except KeyError:
         return text.encode()
+
+
+def tokenizer_digest(source: str) -> str:
+    """Of the file that `load_tokenizer` reads: two processes with one digest make the same ids."""
+    if source in ("bytes", "script"):
+        return source
+    return blake2b((Path(source) / "tokenizer.json").read_bytes(), digest_size=16).hexdigest()
 
 
 def load_tokenizer(source: str) -> Tokenizer:

@@ -103,6 +103,44 @@ def byte_alphabet() -> dict[str, int]:
 # Each check yields what is wrong with its part of the document, in words that begin with the field.
 
 
+def longest_tokens(document: dict[str, Any]) -> tuple[int, int]:
+    """Bytes of text that one token of plain text stands for at most, and one of a text in which added tokens count.
+    0: nothing is known, because a part of the tokenizer may leave bytes out or change them."""
+    if not _keeps_bytes(document):
+        return 0, 0
+    plain = max(len(token) for token in document["model"]["vocab"])  # of the byte alphabet: a character is a byte
+    added = document["added_tokens"]
+    if any(entry["lstrip"] or entry["rstrip"] or entry["normalized"] for entry in added):
+        return plain, 0  # such a token takes any number of spaces with it
+    return plain, max([plain, *(len(entry["content"].encode()) for entry in added)])
+
+
+def _keeps_bytes(document: dict[str, Any]) -> bool:
+    """Whether all tokens of a text together stand for exactly its bytes, or more."""
+    normalizer, pre = document.get("normalizer"), document.get("pre_tokenizer")
+    if any(kind is not None for _, kind in _parts("normalizer", normalizer, "normalizers")):
+        return False
+    return all(_keeps(part) for part in _flat(pre))
+
+
+def _flat(pre_tokenizer: Any) -> Iterator[dict[str, Any]]:
+    if pre_tokenizer.get("type") == "Sequence":
+        for part in pre_tokenizer["pretokenizers"]:
+            yield from _flat(part)
+    else:
+        yield pre_tokenizer
+
+
+def _keeps(part: dict[str, Any]) -> bool:
+    match part.get("type"):
+        case "ByteLevel" | "Digits":
+            return True
+        case "Split":
+            return bool(part.get("behavior") != "Removed")
+        case _:
+            return False
+
+
 def _is(value: object, kind: type) -> bool:
     return isinstance(value, kind) and (kind is not int or not isinstance(value, bool))
 

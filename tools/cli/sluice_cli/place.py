@@ -18,35 +18,56 @@ USUAL_PORT = 8000
 LONGEST_SOCKET = len("/prefill-000/transport.sock")
 UNIX_PATH_MAX = 107
 LOCK = "lock"
+LOOPBACK = "127.0.0.1"
+
+
+class UnusableHost(ValueError):
+    """An address at which nothing can listen here."""
 
 
 class PortTaken(OSError):
     """Somebody else listens there."""
 
 
+def usable_host(host: str) -> str:
+    """The numeric address of this machine that `host` is. Raises UnusableHost."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.bind((address[0], 0))
+    except (OSError, UnicodeError) as error:
+        raise UnusableHost(
+            f"--host {host}: {getattr(error, 'strerror', None) or error}; give an address of this machine, such as"
+            " 127.0.0.1 or 0.0.0.0"
+        ) from error
+    return str(address[0])
+
+
 @contextlib.contextmanager
-def reserved_port(port: int) -> Iterator[int]:
-    """A port of loopback that stays ours while the block runs, also while the gateway that listens there is started
+def reserved_port(port: int, host: str = LOOPBACK) -> Iterator[int]:
+    """A port of `host` that stays ours while the block runs, also while the gateway that listens there is started
     again. 0: the usual one, or a free one where that is taken. Raises PortTaken."""
     try:
-        held, taken = _reserve(port or USUAL_PORT)
+        held, taken = _reserve(port or USUAL_PORT, host)
     except (OSError, OverflowError) as error:
         if port:
             why = getattr(error, "strerror", None) or str(error)
             raise PortTaken(f"--port {port}: {why}; give another, or leave it out for a free one") from error
-        held, taken = _reserve(0)
+        held, taken = _reserve(0, host)
     with held:
         yield taken
 
 
-def _reserve(port: int) -> tuple[contextlib.ExitStack, int]:
+def _reserve(port: int, host: str) -> tuple[contextlib.ExitStack, int]:
     """Two things: the port, bound with SO_REUSEADDR and never listening, which lets the gateway bind beside it and
     keeps the system from giving it to others; and, since another `sluice up` could bind beside it as well, a name that
     only one socket can have and that is gone with its process."""
     with contextlib.ExitStack() as held:
-        sock = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("127.0.0.1", port))
+        sock.bind((host, port))
         taken = int(sock.getsockname()[1])
         name = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         name.bind(f"\0sluice-port-{taken}")

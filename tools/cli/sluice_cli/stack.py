@@ -20,6 +20,8 @@ from sluice_cli.http import get_json
 from sluice_cli.liveness import look_after, look_after_zygote
 from sluice_cli.notes import remove_note, write_note
 from sluice_cli.services import Event, Service, StartFailed
+from sluice_engine.address import join
+from sluice_gateway.origins import is_loopback
 from sluice_protocol.generate import Role
 
 PATIENCE_S = 15.0  # say what is waited for, this often
@@ -48,6 +50,8 @@ class StackSpec:
     verbose: bool = False
     health: Mapping[str, object] = field(default_factory=dict)
     evidence: Path | None = None
+    host: str = "127.0.0.1"
+    cors_origins: tuple[str, ...] = ()
 
     def engine_spec(self, role: Role, name: str, run_dir: Path, key: str) -> dict[str, object]:
         model: dict[str, object] = {"scripted": {}} if self.model is None else {"model": str(self.model)}
@@ -62,7 +66,7 @@ class Stack:
     def __init__(self, spec: StackSpec, port: int, directory: Path) -> None:
         self.spec = spec
         self.directory = directory
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"http://{join(near(spec.host), port)}"
         self._port = port
         self._key = secrets.token_hex(16)
         self._members: dict[str, tuple[str, str]] = {}  # engine -> (role, address)
@@ -169,6 +173,9 @@ class Stack:
         self._is_ready = True
         self._write_note()
         self._say(f"ready: {self.url}/v1   (model {self.spec.name})")
+        self._say_who_may_come()
+        if "gateway" in self._announced:
+            self._say(f"metrics: {self._announced['gateway']['probes']}/metrics (of the gateway; docs/metrics.md)")
         if problem := sample.problem(self.spec.model):
             self._say(problem)
         question, system = sample.question(self.spec.model)
@@ -177,6 +184,17 @@ class Stack:
             return
         print(f"Ctrl-C stops it; `{_as_typed()} chat` talks to it.")
         await self._unless_over(self._tell_of_recoveries())
+
+    def _say_who_may_come(self) -> None:
+        spec = self.spec
+        if is_loopback(spec.host):
+            return
+        who = "everybody with one of the API keys" if spec.api_key else "EVERYBODY"
+        remedy = "" if spec.api_key else "; give --api-keys-file to ask for a key, or leave --host out"
+        self._say(
+            f"warning: at --host {spec.host} {who} who reaches this machine over the network can use the model, and"
+            f" what is sent is not encrypted{remedy}"
+        )
 
     def _write_note(self) -> None:
         """By which `sluice chat` and `sluice status` find us."""
@@ -236,12 +254,16 @@ class Stack:
         argv = [
             *("-m", "sluice_gateway.supervised", "--run-dir", str(self.directory / "gateway")),
             *("--health", json.dumps(spec.health_spec("gateway")), "--parent", str(os.getpid()), "--"),
-            *("--listen", f"127.0.0.1:{self._port}", "--model-name", spec.name),
+            *("--listen", join(self.spec.host, self._port), "--model-name", spec.name),
             *("--tokenizer", "bytes" if spec.model is None else str(spec.model)),
             *("--key-file", str(key_file), "--fleet-file", str(self.directory / "fleet.json")),
         ]
         if spec.api_keys_file is not None:
             argv += ["--api-keys-file", str(spec.api_keys_file)]
+        if "floor_s" in spec.health:
+            argv += ["--wedge-floor-s", str(spec.health["floor_s"])]
+        for origin in spec.cors_origins:
+            argv += ["--cors-origin", origin]
         return self._service("gateway", tuple(argv), lambda event: "url" in event)
 
     def _service(
@@ -370,6 +392,11 @@ class Stack:
 
     def _say(self, text: str) -> None:
         print(f"[{time.monotonic() - self._started:6.2f}s] {text}")
+
+
+def near(host: str) -> str:
+    """An address at which this machine itself finds what listens at `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def _as_typed() -> str:

@@ -15,13 +15,14 @@ from pathlib import Path
 import msgspec
 
 from sluice_cli.default_model import default_model
-from sluice_cli.place import PortTaken, evidence_directory, reserved_port, run_directory
+from sluice_cli.place import PortTaken, UnusableHost, evidence_directory, reserved_port, run_directory, usable_host
 from sluice_cli.stack import Stack, StackSpec
 from sluice_engine.descriptors import raise_limit
 from sluice_engine.errors import SpecError
 from sluice_engine.model.errors import ModelError
 from sluice_engine.outlet import heard_or_not
 from sluice_engine.spec import EngineSpec, resolve
+from sluice_gateway.origins import OriginError, check_origins
 from sluice_protocol.generate import Role
 
 NEEDED = ("grpc", "google.protobuf", "uvloop", "fastapi", "uvicorn", "httptools", "orjson", "tokenizers")
@@ -39,6 +40,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--decode", type=int, default=1, metavar="N", help="decode engines")
     parser.add_argument("--unified", action="store_true", help="one engine that does both, no handoff")
     parser.add_argument("--port", type=int, default=0, help="of the gateway; default: 8000, or a free one")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="of this machine, where the gateway answers; 0.0.0.0: every IPv4 address, for everybody who reaches it",
+    )
+    parser.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="of web pages that may call the gateway from a browser, such as http://localhost:3000; may be repeated;"
+        " *: every page, on loopback only",
+    )
     parser.add_argument("--page-tokens", type=int, default=0, help="a multiple of the model's compress rates")
     parser.add_argument("--precision", default="", metavar="KV[/INDEX]", help="of the cache; default: as the weights")
     parser.add_argument("--chunk-tokens", type=int, default=0, help="prefill chunk; default: four pages")
@@ -71,12 +86,14 @@ def run(args: argparse.Namespace) -> int:
         spec = read_arguments(args)
         check_installed(spec)
         check_model(spec)
-    except (UpError, FileNotFoundError) as error:
+        host = usable_host(args.host)
+        check_origins(args.cors_origin, host)
+    except (UpError, FileNotFoundError, UnusableHost, OriginError) as error:
         print(f"sluice up: {error}", file=sys.stderr)
         return 2
     try:
-        with reserved_port(args.port) as port, run_directory() as directory, _evidence() as evidence:
-            stack = Stack(replace(spec, evidence=evidence), port, directory)
+        with reserved_port(args.port, host) as port, run_directory() as directory, _evidence() as evidence:
+            stack = Stack(replace(spec, evidence=evidence, host=host), port, directory)
             raise_limit()
             # Whoever reads what we say may stop, or go: what we serve, restart and look after goes on.
             with heard_or_not():
@@ -131,6 +148,7 @@ def read_arguments(args: argparse.Namespace) -> StackSpec:
         },
         api_keys_file=args.api_keys_file,
         api_key="" if args.api_keys_file is None else _first_key(args.api_keys_file),
+        cors_origins=tuple(args.cors_origin),
         ask_sample=args.ask_sample,
         verbose=args.verbose,
         health={"floor_s": args.wedge_floor_s, "quarantine_s": args.quarantine_s},
