@@ -111,6 +111,11 @@ class Pod:
         """A drain of it has begun."""
         return self.serving is False or (self.load is not None and self.load.draining)
 
+    @property
+    def serves(self) -> bool:
+        """Ready and in no drain, whether anybody routes to it or not."""
+        return self.is_member and self.ready and not self.is_leaving
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -226,6 +231,7 @@ class Memory:
     `wishes`: of the autoscaler, newest last. `changes`: what it wrote, newest last. `gave_back_at`: when pods that
     stayed Pending were given back. `load_written_at`: when status was last written for load alone. `failing_since`:
     when a pod's image or configuration was first seen to fail, by uid, of those for which it still does.
+    `unrouted_since`: when a ready engine was first seen that a gateway does not route to, by uid, likewise.
     """
 
     since: float
@@ -234,6 +240,7 @@ class Memory:
     gave_back_at: float | None = None
     load_written_at: float | None = None
     failing_since: Mapping[str, float] = field(default_factory=dict)
+    unrouted_since: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -289,7 +296,7 @@ class Observed:
     def is_useful(self, pod: Pod) -> bool:
         """Takes requests: ready, in no drain, and known to every ready gateway (if anybody knows)."""
         routed = self.routed
-        return pod.is_member and pod.ready and not pod.is_leaving and (routed is None or pod.name in routed)
+        return pod.serves and (routed is None or pod.name in routed)
 
     def members(self, role: PodRole, revision: str | None = None) -> tuple[Pod, ...]:
         return tuple(

@@ -11,6 +11,7 @@ from sluice_operator.actions import Apply, Certify, EnsureSecret
 from sluice_operator.api.enums import ConditionStatus, ScalingMode
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import Invalid, from_json
+from sluice_operator.groups import Group, RolloutView, capacity
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.node import read_node, used_gpus
 from sluice_operator.observed import Memory, Observed
@@ -18,7 +19,7 @@ from sluice_operator.placement import Row, place
 from sluice_operator.plan import defect, plan
 from sluice_operator.render.children import OwnerRef, engine_objects
 from sluice_operator.render.revision import StandardRenderer, revision_hash, role_data
-from sluice_operator.rollout import Group, Grow, RolloutView, capacity, is_complete, step
+from sluice_operator.rollout import Grow, Regrow, is_complete, step
 
 # Nothing here takes that many steps; a rollout that does has a defect.
 MAX_STEPS = 10_000
@@ -111,6 +112,7 @@ def _rollout(old: ModelDeploymentSpec, new: ModelDeploymentSpec, before: str, af
         if is_complete(view) or not moves:
             return
         for move in moves:
+            assert not isinstance(move, Regrow), "no pod is lost here"
             if isinstance(move, Grow):
                 yield f"grow {move.role} of {after} to {move.replicas}, wait until all gateways route to them"
                 view = _with(view, move.role, after, move.replicas)

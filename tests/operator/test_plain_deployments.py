@@ -1,0 +1,105 @@
+"""At no point are fewer ready pairs served than a plain Deployment per role with the same surge would serve."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from operator_cluster import Cluster, manifest, with_tag
+from plain_deployments import PlainDeployments, ready_pairs
+
+from sluice_operator.actions import Remember, Tell, WriteStatus
+from sluice_operator.names import PodRole
+
+pytestmark = pytest.mark.slow
+
+sizes = st.integers(1, 4)
+role = st.sampled_from([PodRole.PREFILL, PodRole.DECODE])
+events = st.one_of(
+    st.tuples(st.just("template"), st.sampled_from("ABC")),
+    st.tuples(st.just("unplaceable"), st.sampled_from("BC"), st.booleans()),
+    st.tuples(st.just("delete"), role, st.integers(0, 7)),
+    st.tuples(st.just("restart"), role, st.integers(0, 7)),
+    st.tuples(st.just("blind"), role, st.integers(0, 7), st.booleans()),
+    st.tuples(st.just("gateways"), st.booleans()),
+)
+traces = st.lists(st.tuples(st.integers(1, 12), events), min_size=1, max_size=14)
+exact = settings(derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+
+
+def both(prefill, decode, surge):
+    spec = manifest(
+        image=with_tag("A"),
+        prefill={"replicas": prefill},
+        decode={"replicas": decode},
+        gateway={"replicas": 1},
+        rollout={"maxSurge": surge, "maxUnavailable": 0},
+    )
+    ours, plain = Cluster(dict(spec)), PlainDeployments(dict(spec))
+    ours.work = plain.work = dict.fromkeys(ours.work, 0)
+    ours.run_until_quiet(3000)
+    plain.run(ours.now - plain.now)
+    assert ready_pairs(ours) == ready_pairs(plain) == 1
+    return ours, plain
+
+
+def happen(ours, plain, event):
+    match event:
+        case ("template", tag):
+            for cluster in (ours, plain):
+                cluster.change(image=with_tag(tag))
+        case ("unplaceable", tag, is_so):
+            for cluster in (ours, plain):
+                (cluster.unplaceable.add if is_so else cluster.unplaceable.discard)(tag)
+        case ("gateways", routing):
+            ours.routing = routing
+        case ("blind", role, n, is_so):
+            ours.unknown.clear()
+            if is_so and (pods := ready(ours, role)):
+                ours.unknown.add(pods[n % len(pods)])
+        case (what, role, n):
+            strike(ours, plain, what, role, n)
+
+
+def strike(ours, plain, what, role, n):
+    """The same pod of both, counted from the oldest; nothing where they have not as many."""
+    for cluster in (ours, plain):
+        if n < len(pods := ready(cluster, role)):
+            getattr(cluster, what)(pods[n])
+
+
+def ready(cluster, role):
+    return [p.name for p in cluster.pods.values() if p.role is role and p.ready and p.gone_at is None]
+
+
+def play(ours, plain, trace):
+    for turns, event in [*trace, (40, None)]:
+        for _ in range(turns):
+            looks(ours)
+            ours.tick()
+            plain.step()
+            assert ready_pairs(ours) >= ready_pairs(plain), state(ours, plain)
+        if event is not None:
+            happen(ours, plain, event)
+    assert ours.broken == []
+
+
+def looks(ours):
+    """As long as there is something to do: a busy operator looks every 0.2 s, and no pod gets ready so fast."""
+    for _ in range(8):
+        actions = ours.plan()
+        for action in actions:
+            ours.obey(action)
+        if all(isinstance(action, WriteStatus | Remember | Tell) for action in actions):
+            return
+
+
+def state(ours, plain):
+    return {"ours": ours.engines(), "plain": plain.engines(), "log": ours.log[-12:]}
+
+
+@settings(exact, max_examples=60)
+@given(sizes, sizes, st.integers(1, 2), traces)
+def test_any_trace_serves_as_many_ready_pairs_as_plain_deployments(prefill, decode, surge, trace):
+    ours, plain = both(prefill, decode, surge)
+    play(ours, plain, trace)
