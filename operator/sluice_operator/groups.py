@@ -55,7 +55,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class RolloutView:
-    """`routing_known` False: nobody knows whether a successor is routed to, so no ready pod may go.
+    """`routing_known` False: nobody knows whether a successor is routed to: what is ready is taken for useful, and no
+    ready pod may go.
 
     `fallback`: the last good revision, older than the target; empty if there is none. `homeless`: pods of the target
     that the scheduler finds no node for, less the places that pods of ours are about to leave.
@@ -108,17 +109,11 @@ def serving(view: RolloutView) -> Count:
 
 
 def promised(view: RolloutView) -> Count:
-    credit = credited(view)
-    return lambda group: credit(group) if group.revision == view.target else group.replicas
+    return lambda group: group.useful if group.revision == view.target else group.replicas
 
 
 def expected(view: RolloutView) -> Count:
     return lambda group: group.ready - group.lost if group.revision == view.target else group.replicas
-
-
-def credited(view: RolloutView) -> Count:
-    """Pods of the target that have taken over: none while nobody knows."""
-    return lambda group: group.useful if view.routing_known else 0
 
 
 def available(view: RolloutView, groups: Iterable[Group], role: PodRole) -> int:
@@ -129,6 +124,6 @@ def available(view: RolloutView, groups: Iterable[Group], role: PodRole) -> int:
 def clean_up_budget(view: RolloutView, groups: Iterable[Group], role: PodRole) -> int:
     """How many older pods that are not ready the Deployment controller would remove: all pods, less those that must be
     available, less those of the target that have not taken over."""
-    credit, mine = credited(view), [group for group in groups if group.role is role]
-    late = sum(group.replicas - credit(group) for group in mine if group.revision == view.target)
+    mine = [group for group in groups if group.role is role]
+    late = sum(group.replicas - group.useful for group in mine if group.revision == view.target)
     return sum(group.replicas for group in mine) - view.least(role) - late

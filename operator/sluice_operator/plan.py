@@ -202,7 +202,9 @@ class _Plan:
         if spec.decode.scaling.mode is not ScalingMode.AUTO or auto is None:
             return None
         is_rolling = rollout.is_rolling(view) or target.failed is not None
-        inputs = autoscale.gather(self.observed, spec.decode.replicas, is_rolling, self.now)
+        inputs = autoscale.gather(
+            self.observed, spec.decode.replicas, is_rolling, float(auto.pending_max_seconds), self.now
+        )
         decision, self.memory = autoscale.decide(inputs, auto, self.memory, self.now)
         return Scaled(inputs, decision)
 

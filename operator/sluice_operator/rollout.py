@@ -178,21 +178,15 @@ def _may_lose_idle(view: RolloutView, groups: list[Group], index: int) -> bool:
         return True
     if group.failed and _yields(view, group.revision):
         return True
-    # A drain was right when it began, and goes on while nobody knows who is routed to.
-    asked = _as_routed(view) if group.leaving else view
-    if clean_up_budget(asked, groups, group.role) < 1:
+    if clean_up_budget(view, groups, group.role) < 1:
         return False
     after = [*groups[:index], _less_idle(group), *groups[index + 1 :]]
-    return _keeps(view, groups, after, promised(asked))
+    return _keeps(view, groups, after, promised(view))
 
 
 def _yields(view: RolloutView, revision: str) -> bool:
     """Whether failed pods of an older revision are to make room: the target has pods that find none."""
     return view.homeless > 0 and any(g.failed for g in view.groups if g.revision == revision)
-
-
-def _as_routed(view: RolloutView) -> RolloutView:
-    return replace(view, routing_known=True)
 
 
 def _best_shrink(view: RolloutView, groups: list[Group], busy: set[tuple[PodRole, str]]) -> int | None:

@@ -127,7 +127,6 @@ def test_older_pods_that_are_not_ready_go_as_those_of_a_deployment_would():
     assert step(RolloutView(wanted, 1, 0, "T", pair("A", 2, 0) + pair("T", 1, 0, unrouted=1))) == ()
     taken_over = pair("A", 2, 0) + pair("T", 1, 1)
     assert set(step(RolloutView(wanted, 1, 0, "T", taken_over))) == {Shrink(P, "A"), Shrink(D, "A")}
-    assert step(RolloutView(wanted, 1, 0, "T", taken_over, routing_known=False)) == ()
     fewer = RolloutView(wanted, 0, 1, "T", pair("A", 2, 0) + pair("T", 0, 0))
     assert set(step(fewer)) == {Shrink(P, "A"), Shrink(D, "A")}
 
