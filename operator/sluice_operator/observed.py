@@ -62,12 +62,13 @@ class Pod:
     message while it has none, empty if it said nothing.
     `started`: the main container runs and its startup probe has passed, so it may have work.
     `initialized_at`: since when the main container may run, which is not before init containers are done;
-    `init_container`: the one that is not done yet, if any. Of that one, or else of the main container: `runs`;
+    `init_container`: the one that is not done yet, if any. `sidecar`: else one beside the main container that keeps the
+    pod from being ready, if any. Of the one or the other, or else of the main container: `runs`;
     `starting_at`: since when it runs or its turn has come; `waiting_reason`: why it does not run (CrashLoopBackOff,
     ErrImagePull, ...); `restarts`; `last_life_s`: how long it ran the last time it ended, None if it never did.
     `gone_by`: when the grace of one that was deleted is over, 0 for others. `terminations`: of the main container;
-    `init_terminations`: of `init_container`. `ended_by_node`: why its node has ended it for good, or has not taken it
-    (Evicted, OutOfcpu, ...), in its words; such a pod is `terminating` too.
+    `helper_terminations`: of `init_container` or `sidecar`. `ended_by_node`: why its node has ended it for good, or has
+    not taken it (Evicted, OutOfcpu, ...), in its words; such a pod is `terminating` too.
     `load`: what the engine answered the operator; None: no answer.
     """
 
@@ -87,6 +88,7 @@ class Pod:
     initialized_at: float = 0.0
     starting_at: float = 0.0
     init_container: str = ""
+    sidecar: str = ""
     runs: bool = False
     unschedulable: str = ""
     waiting_reason: str = ""
@@ -98,7 +100,7 @@ class Pod:
     quarantined: bool = False
     load: Load | None = None
     terminations: tuple[Termination, ...] = ()
-    init_terminations: tuple[Termination, ...] = ()
+    helper_terminations: tuple[Termination, ...] = ()
     ended_by_node: str = ""
 
     @property

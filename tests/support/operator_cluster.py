@@ -97,6 +97,7 @@ class SimPod:
     restarts: int = 0
     terminations: tuple[Termination, ...] = ()
     bad: bool = False
+    sidecar: str = ""
 
 
 @dataclass
@@ -110,13 +111,14 @@ class SimDeployment:
 
 @dataclass
 class Cluster:
-    """`room`: engine pods that find a node. `bad`: image tags whose pods crash; `unplaceable`: tags that no node takes.
-    `start_s`: time to load."""
+    """`room`: engine pods that find a node. `bad`: image tags whose pods crash; `bad_sidecar`: those with a sidecar
+    whose image cannot be had; `unplaceable`: those that no node takes. `start_s`: time to load."""
 
     spec: dict
     room: int = 1000
     start_s: float = 20.0
     bad: set = field(default_factory=set)
+    bad_sidecar: set = field(default_factory=set)
     unplaceable: set = field(default_factory=set)
     renderer: object = field(default_factory=lambda: StandardRenderer("control:1"))
     now: float = 1_000_000.0
@@ -206,6 +208,8 @@ class Cluster:
             quarantined=p.quarantined,
             load=self.load(p) if answers else None,
             terminations=p.terminations,
+            sidecar=p.sidecar,
+            runs=p.started and not p.sidecar,
         )
 
     def load(self, p: SimPod) -> Load:
@@ -410,6 +414,8 @@ class Cluster:
             pod.terminations = (Termination(pod.restarts, 1, "Error", "bad weights", self.now),)
         elif not pod.started and self.now - pod.scheduled >= self.start_s:
             pod.started = True
+        if self._is_of(pod, self.bad_sidecar):
+            pod.sidecar, pod.waiting_reason = "proxy", "ImagePullBackOff"
         self._settle(pod)
         if pod.draining:
             pod.running, pod.waiting = max(0, pod.running - 1), 0
@@ -428,7 +434,8 @@ class Cluster:
 
     def _settle(self, pod: SimPod) -> None:
         gate = True if pod.role is PodRole.GATEWAY else pod.gate
-        ready = bool(pod.started and gate and not pod.draining and not (pod.wedged or pod.flapping or pod.gone_at))
+        is_down = pod.draining or pod.wedged or pod.flapping or pod.gone_at or pod.sidecar
+        ready = bool(pod.started and gate and not is_down)
         if ready != pod.ready:
             pod.ready, pod.ready_at = ready, self.now
 

@@ -1,6 +1,6 @@
 """What Kubernetes itself would do: one plain Deployment per role, rolled by the Deployment controller.
 
-The controller is modelled after pkg/controller/deployment/rolling.go of Kubernetes 1.36, for a constant number of
+The controller is modelled after pkg/controller/deployment/rolling.go of Kubernetes 1.34, for a constant number of
 replicas and `minReadySeconds: 0`: `reconcileNewReplicaSet`, then, in a look of its own, `reconcileOldReplicaSets` with
 its clean-up of unhealthy replicas. ReplicaSets, kubelets and the scheduler are those of the cluster in memory.
 """
