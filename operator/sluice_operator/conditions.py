@@ -100,7 +100,7 @@ def dated(findings: Iterable[Finding], old: Iterable[Condition], generation: int
 
 def _accepted(found: Findings) -> Finding:
     if found.objection is None:
-        return Finding("Accepted", TRUE, Reason.ACCEPTED, tell(Reason.ACCEPTED))
+        return Finding("Accepted", TRUE, Reason.ACCEPTED, tell(Reason.ACCEPTED, found.observed.warning))
     reason, problem = found.objection
     remedy = tell(reason)
     return Finding("Accepted", FALSE, reason, f"{cut(str(problem), MAX_MESSAGE - len(remedy) - 2)}. {remedy}")

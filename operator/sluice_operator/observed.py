@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from sluice_operator.api.status import ModelDeploymentStatus
+from sluice_operator.api.value import Problem
 from sluice_operator.names import PodRole, Verdict
 from sluice_operator.rotation import SeenCertificates
 
@@ -249,7 +250,8 @@ class Memory:
 class Observed:
     """`nodes` None: no right to see them. `secrets`: names of those that exist and are
     ours. `certificates`: what they hold. `dry_run`: what a server-side dry run
-    of the children said against the template, empty if nothing. `refused`: what the API server did not take the last
+    of the children said against the template, None if nothing. `warning`: fields of templates that were accepted
+    before although this cluster does not have them. `refused`: what the API server did not take the last
     time, and its words. `absent`: kinds that the spec needs and that cannot be had here, with the reason."""
 
     namespace: str
@@ -266,7 +268,8 @@ class Observed:
     children: tuple[Child, ...] = ()
     secrets: frozenset[str] = frozenset()
     certificates: SeenCertificates = field(default_factory=SeenCertificates)
-    dry_run: str = ""
+    dry_run: Problem | None = None
+    warning: str = ""
     refused: str = ""
     absent: Mapping[str, str] = field(default_factory=dict)
 

@@ -146,9 +146,8 @@ class _Plan:
     # -- what is found ------------------------------------------------------------------------------------------------
 
     def _objection(self, spec: ModelDeploymentSpec, target: Target) -> Objection | None:
-        if self.observed.dry_run:
-            remedy = "correct the template"
-            return Reason.TEMPLATE_INVALID, Problem("spec", self.observed.dry_run, remedy)
+        if self.observed.dry_run is not None:
+            return Reason.TEMPLATE_INVALID, self.observed.dry_run
         for item in (*self.standing, *self._deployments(target)):
             child = self.children.get((item["kind"], item["metadata"]["name"]))
             if child is not None and child.owner is not Owner.OURS:
@@ -386,6 +385,9 @@ class _Plan:
             if incident.id not in known:
                 text = f"{incident.pod}: {incident.message}"
                 yield Tell(f"Engine{incident.reason}", text, f"incident-{incident.id}", warning=True)
+        warning, told = self.observed.warning, self.observed.status.conditions
+        if warning and not any(warning in condition.message for condition in told):
+            yield Tell("UnknownFields", warning, f"unknown-fields-{self.observed.generation}", warning=True)
 
     def _told(self, found: Findings, scaled: Scaled | None) -> Iterable[Action]:
         new = build(found, url_of(self.owner), scaled)
