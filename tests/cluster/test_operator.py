@@ -181,9 +181,10 @@ def test_a_field_that_no_pod_has_is_refused_with_its_path_and_what_runs_goes_on(
 def test_fields_that_an_earlier_operator_accepted_are_warned_of_and_served(plane, namespace, served, fleet):
     options = (f"op-{namespace}", namespace, f"--dial={fleet.dial}")
     typo = {"template": {"spec": {"tolerationz": [{"key": "a"}]}}}
-    with OperatorProcess(plane, *options, "--lenient"):
+    with OperatorProcess(plane, *options, "--lenient") as earlier:
         served.create(decode={"replicas": 1} | typo, gateway={"replicas": 1} | typo)
         served.until("Ready", "True")
+        assert earlier.stop() == 0
     before = uids(served.engines())
     with OperatorProcess(plane, *options):
         served.client.until(served.path, lambda there: "tolerationz" in condition(there, "Accepted")["message"])

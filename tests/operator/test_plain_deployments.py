@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from operator_cluster import Cluster, manifest, with_tag
 from plain_deployments import PlainDeployments, ready_pairs
 
+from sluice_operator import rollout
 from sluice_operator.actions import Remember, Tell, WriteStatus
 from sluice_operator.names import PodRole
 
@@ -99,8 +100,40 @@ def state(ours, plain):
     return {"ours": ours.engines(), "plain": plain.engines(), "log": ours.log[-12:]}
 
 
-@settings(exact, max_examples=60)
+@settings(exact, max_examples=20)
 @given(sizes, sizes, st.integers(1, 2), traces)
 def test_any_trace_serves_as_many_ready_pairs_as_plain_deployments(prefill, decode, surge, trace):
     ours, plain = both(prefill, decode, surge)
     play(ours, plain, trace)
+
+
+@pytest.mark.timeout(600)
+@settings(exact, max_examples=60)
+@given(sizes, sizes, st.integers(1, 2), traces)
+def test_many_traces_serve_as_many_ready_pairs_as_plain_deployments(prefill, decode, surge, trace):
+    ours, plain = both(prefill, decode, surge)
+    play(ours, plain, trace)
+
+
+def test_the_comparison_can_fail(monkeypatch):
+    """An operator that lets not-ready old pods go at once, as ours did, serves less than plain Deployments."""
+    monkeypatch.setattr(rollout, "clean_up_budget", lambda *_: 99)
+    monkeypatch.setattr(rollout, "_keeps", lambda *_: True)
+    monkeypatch.setattr(rollout, "_needed", lambda *_: 0)
+    ours, plain = both(2, 3, 1)
+    losses = [(10, ("delete", PodRole.DECODE, "A", 0))] * 3
+    with pytest.raises(AssertionError, match="ours"):
+        play(ours, plain, [(1, ("unplaceable", "B", True)), (1, ("template", "B")), *losses])
+
+
+def test_the_model_of_the_deployment_controller_rolls_one_pod_at_a_time_and_keeps_what_is_wanted():
+    _, plain = both(2, 3, 1)
+    plain.change(image=with_tag("B"))
+    seen = set()
+    for _ in range(60):
+        plain.step()
+        pods = [p for p in plain.pods.values() if p.role is PodRole.DECODE and p.gone_at is None]
+        seen.add((len(pods), sum(p.ready for p in pods) >= 3))
+    assert {count for count, _ in seen} <= {3, 4}
+    assert {is_whole for _, is_whole in seen} == {True}
+    assert plain.engines() == {("prefill", "B"): 2, ("decode", "B"): 3}
