@@ -69,8 +69,8 @@ def _hint(name: str, fields: Mapping[str, str]) -> str:
 
 
 def refused_fields(message: str, rendered: Object, template: Object, path: str) -> tuple[Problem, ...]:
-    """Which fields of `template`, at `path` in the spec, the API server does not know, by the words with which it refused
-    a Deployment of the pod template `rendered` (strict field validation). Without those that we have put there."""
+    """Which fields of `template`, at `path` in the spec, the API server does not know: by the words with which it has
+    refused a Deployment of the pod template `rendered` (strict field validation), less what we have put there."""
     told = []
     for found in _UNKNOWN.findall(message):
         where = _in_template(found.removeprefix("spec.template"), rendered, template)

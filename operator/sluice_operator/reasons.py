@@ -147,7 +147,8 @@ REASONS: Mapping[Reason, Entry] = {
     Reason.IMAGE_PULL_FAILED: Entry(
         _ENGINES,
         "An image cannot be pulled.",
-        "Correct spec.image (repository, tag or digest, pullSecrets), or the image of the container that the message names in the role's template.",
+        "Correct spec.image (repository, tag or digest, pullSecrets), or the image of the container that the message"
+        " names in the role's template.",
     ),
     Reason.CONTAINER_CONFIG_ERROR: Entry(
         _ENGINES, "A Secret or ConfigMap that the pod wants is missing.", "Create what the message names."
