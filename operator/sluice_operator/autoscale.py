@@ -20,8 +20,10 @@ TOLERANCE = 0.1
 # A first step compiles and a cache is cold: so long an engine's figures are not those of its kind.
 WARM_UP_S = 60.0
 STALE_S = 30.0
-# A pod that finds no node is given back after this, and no other is asked for during the second.
-PENDING_S, GIVE_BACK_HOLD_S = 120.0, 300.0
+# After pods that found no node were given back, no other is asked for.
+GIVE_BACK_HOLD_S = 300.0
+# A node that does not say that a pod has ended is gone so long after that pod's grace.
+GONE_NODE_S = 120.0
 # A latency says which way, hardly how far.
 MAX_LATENCY_FACTOR = 1.5
 
@@ -29,7 +31,7 @@ MAX_LATENCY_FACTOR = 1.5
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """`engines`: decode engines whose figures count. `warming`: ready or starting, not among them. Pages are sums over
-    `engines`; `pages_per_engine` is their mean capacity. `pending`: pods without a node for longer than PENDING_S.
+    `engines`; `pages_per_engine` is their mean capacity. `pending`: pods without a node for too long.
     `prefill_queued` requests wait in gateways although decode has room for them; `queued` are the others that wait
     there. `missing`: why the figures cannot be trusted; empty if they can."""
 
@@ -92,15 +94,15 @@ VERDICTS = {
 }
 
 
-def gather(observed: Observed, replicas: int, rolling: bool, now: float) -> Inputs:
-    """`replicas`: spec.decode.replicas."""
+def gather(observed: Observed, replicas: int, rolling: bool, pending_max_s: float, now: float) -> Inputs:
+    """`replicas`: spec.decode.replicas. `pending_max_s`: how long a pod may wait for a node."""
     decode = observed.members(PodRole.DECODE)
     ready = [pod for pod in decode if pod.ready and not pod.is_leaving]
     warm = [pod for pod in ready if now - pod.ready_changed_at >= WARM_UP_S]
     loads, missing = _loads(observed, warm, now)
     capacity = sum(load.total_pages for load in loads)
     reports = [report for report in observed.gateways if report.pod in observed.ready_gateways]
-    waiting = sum(not pod.node and now - pod.created_at > PENDING_S for pod in decode)
+    waiting = sum(not pod.node and now - pod.created_at > pending_max_s for pod in decode)
     # Whoever is above the number has been given back already, and those without a node go first. Nor is it want of
     # nodes where one that goes, or is kept for somebody to look at, has the place for a while yet.
     places = sum(_holds_a_place(pod, now) for pod in observed.pods if pod.role is PodRole.DECODE)
@@ -128,7 +130,7 @@ def gather(observed: Observed, replicas: int, rolling: bool, now: float) -> Inpu
 
 def _holds_a_place(pod: Pod, now: float) -> bool:
     """One that does not count any more, and whose node has it still; not for ever, should the node be gone."""
-    is_going = bool(pod.gone_by) and now < pod.gone_by + PENDING_S
+    is_going = bool(pod.gone_by) and now < pod.gone_by + GONE_NODE_S
     return bool(pod.node) and (is_going or (pod.quarantined and not pod.terminating))
 
 
@@ -186,7 +188,7 @@ def _pending(inputs: Inputs, auto: AutoSpec, memory: Memory, now: float) -> Deci
     if not inputs.pending or inputs.rolling:
         return None
     left = max(inputs.replicas - inputs.pending, auto.min_replicas)
-    detail = f"{inputs.pending} pods have had no node for {PENDING_S:.0f} s."
+    detail = f"{inputs.pending} pods have had no node for {auto.pending_max_seconds} s (pendingMaxSeconds)."
     return Decision(left, "PendingGivenBack", detail) if left < inputs.replicas else None
 
 

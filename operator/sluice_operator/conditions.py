@@ -11,12 +11,12 @@ from sluice_operator.api.enums import Allocation, ConditionStatus, ScalingMode
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.status import MAX_MESSAGE, Condition
 from sluice_operator.failing import FAILED_RESTARTS, describe_ended, ended_by_nodes, why_not_ready
+from sluice_operator.groups import RolloutView, allowed, capacity
 from sluice_operator.moments import rfc3339, seconds
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.observed import Observed, Pod, Revision
 from sluice_operator.placement import Placement
 from sluice_operator.reasons import Reason, cut, tell
-from sluice_operator.rollout import RolloutView
 
 CHAIN = ("Accepted", "Placed", "PrefillReady", "DecodeReady", "GatewayReady", "Routable")
 RECENT_S = 600.0
@@ -100,7 +100,7 @@ def dated(findings: Iterable[Finding], old: Iterable[Condition], generation: int
 
 def _accepted(found: Findings) -> Finding:
     if found.objection is None:
-        return Finding("Accepted", TRUE, Reason.ACCEPTED, tell(Reason.ACCEPTED))
+        return Finding("Accepted", TRUE, Reason.ACCEPTED, tell(Reason.ACCEPTED, found.observed.warning))
     reason, problem = found.objection
     remedy = tell(reason)
     return Finding("Accepted", FALSE, reason, f"{cut(str(problem), MAX_MESSAGE - len(remedy) - 2)}. {remedy}")
@@ -264,7 +264,7 @@ def _degraded(found: Findings) -> Finding:
         return told(TRUE, Reason.PODS_QUARANTINED, f"{', '.join(kept)}.")
     view = found.view
     if view is not None and all(view.wanted[role] for role in ENGINE_ROLES):
-        has, least = rollout.capacity(view.groups, view.wanted), rollout.allowed(view.wanted, view.max_unavailable)
+        has, least = capacity(view.groups, view.wanted), allowed(view.wanted, view.max_unavailable)
         if has < least and _is_broken(found):
             detail = f"{float(has):.0%} of {float(least):.0%}. {_unrouted(found)}".rstrip()
             return told(TRUE, Reason.BELOW_CAPACITY, detail)

@@ -8,6 +8,8 @@ from typing import Any
 
 # What is added to such a map is no addition: it selects less.
 EXACT = frozenset({"selector", "matchLabels"})
+# Of these the API server takes one only, so that ours cannot be applied while another one is there.
+EXCLUSIVE = {"minAvailable": "maxUnavailable", "maxUnavailable": "minAvailable"}
 
 
 def covers(live: Any, wanted: Any) -> bool:
@@ -33,8 +35,8 @@ def _has(live: dict[str, Any], key: str, wanted: Any) -> bool:
 
 
 def additions(live: Any, wanted: Any) -> dict[str, Any]:
-    """A merge patch that takes away what others have added to maps that select. Not inside of lists: those are replaced
-    whole by whoever applies them."""
+    """A merge patch that takes away what others have added to maps that select, or have put in the place of a field of
+    ours. Not inside of lists: those are replaced whole by whoever applies them."""
     patch: dict[str, Any] = {}
     if not (isinstance(live, dict) and isinstance(wanted, dict)):
         return patch
@@ -44,6 +46,8 @@ def additions(live: Any, wanted: Any) -> dict[str, Any]:
             inner |= dict.fromkeys(live[key].keys() - value.keys())
         if inner:
             patch[key] = inner
+        if EXCLUSIVE.get(key) in live:
+            patch[EXCLUSIVE[key]] = None
     return patch
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from sluice_operator.observed import Pod
+from sluice_operator.observed import Pod, Termination
 from sluice_operator.reasons import Reason
 
 # A rollout is taken back for what lasts: so many restarts, or so long an image cannot be had. While kubelet pulls a
@@ -25,7 +25,9 @@ _REFUSED = frozenset({Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_ERROR})
 
 def why_not_ready(pod: Pod, now: float, startup_max_s: float) -> tuple[Reason, str]:
     """(reason, detail that names the pod) of a pod that is not ready."""
-    name = f"Pod {pod.name}" + (f", init container {pod.init_container}" if pod.init_container else "")
+    name = f"Pod {pod.name}"
+    if pod.init_container or pod.sidecar:
+        name += f", init container {pod.init_container}" if pod.init_container else f", container {pod.sidecar}"
     if not pod.node:
         words = pod.unschedulable or "not scheduled yet"
         return (Reason.UNSCHEDULABLE if pod.unschedulable else Reason.STARTING), f"{name}: {words}."
@@ -63,7 +65,7 @@ def describe_ended(ended: Sequence[Pod]) -> str:
 
 def is_refused(pod: Pod) -> bool:
     """Its image or its configuration cannot be had."""
-    return not pod.ready and not pod.started and pod.waiting_reason in _IMAGE | _CONFIG
+    return not pod.ready and pod.waiting_reason in _IMAGE | _CONFIG
 
 
 def failing_since(pods: Iterable[Pod], before: Mapping[str, float], now: float) -> Mapping[str, float]:
@@ -74,7 +76,7 @@ def failing_since(pods: Iterable[Pod], before: Mapping[str, float], now: float) 
 def has_failed(pod: Pod, now: float, startup_max_s: float, refused_since: float) -> bool:
     """Of a new revision: it will not come up by waiting. A pod that finds no node is no fault of its revision.
     `refused_since`: see `failing_since`."""
-    if pod.ready or pod.started or not pod.node:
+    if pod.ready or not pod.node or (pod.started and not pod.sidecar):
         return False
     reason, _ = why_not_ready(pod, now, startup_max_s)
     # What comes before the engine's own start this revision has had once.
@@ -107,12 +109,12 @@ def _has_been_ready(pod: Pod) -> bool:
 
 
 def _is_in_crash_loop(pod: Pod, limit_s: float) -> bool:
-    """Of an engine, not one whose last life was too long for a start that failed. An init container that began anew
-    with its node had ended well."""
+    """Of an engine or a sidecar, not one whose last life was too long for a start that failed. An init container that
+    began anew with its node had ended well."""
     if pod.waiting_reason == "CrashLoopBackOff":
         loops = True
-    elif pod.init_container:
-        loops = pod.restarts >= FAILED_RESTARTS and any(told.exit_code for told in pod.init_terminations)
+    elif pod.init_container or pod.sidecar:
+        loops = pod.restarts >= FAILED_RESTARTS and any(told.exit_code for told in pod.helper_terminations)
     else:
         loops = pod.restarts >= FAILED_RESTARTS and not pod.started
     is_short = pod.last_life_s is None or pod.last_life_s < max(CALM_LIFE_S, limit_s)
@@ -120,7 +122,7 @@ def _is_in_crash_loop(pod: Pod, limit_s: float) -> bool:
 
 
 def _last_words(pod: Pod) -> str:
-    ends = pod.init_terminations if pod.init_container else pod.terminations
+    ends = _ends(pod)
     if not ends:
         return pod.waiting_message or "no last words"
     last = max(ends, key=lambda told: told.restart)
@@ -128,4 +130,9 @@ def _last_words(pod: Pod) -> str:
 
 
 def _last_words_if_any(pod: Pod) -> str:
-    return f": {_last_words(pod)}" if pod.terminations else ""
+    return f": {_last_words(pod)}" if _ends(pod) else ""
+
+
+def _ends(pod: Pod) -> Sequence[Termination]:
+    """Of the container that the pod waits for."""
+    return pod.helper_terminations if pod.init_container or pod.sidecar else pod.terminations

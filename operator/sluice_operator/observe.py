@@ -14,15 +14,14 @@ from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.api.value import Invalid as InvalidValue
 from sluice_operator.api.value import from_json
-from sluice_operator.cluster import KINDS, Cluster, ClusterError, Conflict, Failed, Forbidden, Invalid, NotFound
+from sluice_operator.cluster import KINDS, Cluster, ClusterError, Forbidden, NotFound
 from sluice_operator.fleet import Contact, Fleet, Heard
 from sluice_operator.keyring import Keyring, read_key
-from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.node import read_node
-from sluice_operator.observed import Child, Memory, Node, Observed, Owner, Pod, Workload
+from sluice_operator.observed import Child, Memory, Node, Observed, Owner, Pod
 from sluice_operator.reading import owner_uid, read_child, read_pod, read_revision, read_workload
-from sluice_operator.render.children import OwnerRef, engine_objects, gateway_deployment
-from sluice_operator.render.revision import Renderer, gateway_hash, revision_hash, role_data
+from sluice_operator.render.revision import Renderer
+from sluice_operator.template_check import TemplateCheck
 
 Object = Mapping[str, Any]
 log = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ class Known:
     """Of one ModelDeployment, between its reconciles. Losing it costs requests, and caution; nothing else.
 
     `taken`: (kind, name) of what turned out to exist without our label. `secrets`: seen to be ours.
-    `absent`: see Observed. `checked`: what a dry run has accepted. `contact`: how its pods are
+    `absent`: see Observed. `checked`: what dry runs have said of what they were asked. `contact`: how its pods are
     reached. `key`: the last good one that was read; a Secret that is lost or damaged gets it again, for pods keep the
     one that they began with. `refused`: see Observed. `turned_away`: what the API server did not take the last time,
     and in how many looks after each other."""
@@ -60,7 +59,7 @@ class Known:
     taken: set[tuple[str, str]] = field(default_factory=set)
     secrets: set[str] = field(default_factory=set)
     absent: dict[str, str] = field(default_factory=dict)
-    checked: set[str] = field(default_factory=set)
+    checked: dict[str, str] = field(default_factory=dict)
     contact: Contact = field(default_factory=lambda: Contact("", ""))
     key: str = field(default="", repr=False)
     refused: str = ""
@@ -76,6 +75,7 @@ class Observer:
         self._nodes_at = float("-inf")
         self._no_nodes = ""  # why they could not be listed the last time
         self._one_listing = asyncio.Lock()
+        self._templates = TemplateCheck(cluster, renderer)
 
     async def observe(self, item: Object, spec: ModelDeploymentSpec | None, known: Known) -> Observed:
         """`item`: the ModelDeployment, live. `spec` None: it could not be read. Raises ClusterError."""
@@ -112,7 +112,7 @@ class Observer:
         )
         if spec is None:
             return seen
-        return replace(seen, dry_run=await self._dry_run(seen, spec, known))
+        return replace(seen, **await self._templates.look(seen, spec, known.checked))
 
     async def nodes(self) -> tuple[Node, ...] | None:
         """At most NODES_AGE_S old: they are many, and of all deployments alike. None where they may not be seen: all
@@ -200,50 +200,6 @@ class Observer:
                 known.keyring.forget(name)
                 strangers.append(replace(child, object={}))
         return strangers
-
-    async def _dry_run(self, seen: Observed, spec: ModelDeploymentSpec, known: Known) -> str:
-        """What the API server says against pod templates that it has not seen yet."""
-        try:
-            offered, checked = self._unchecked(seen, spec, known)
-        except Exception as error:
-            # Plan renders the same, fails over it too, and has it told.
-            log.warning("%s/%s: no dry run: %r", seen.namespace, seen.name, error)
-            return ""
-        for offer in offered:
-            if told := await self._objection(offer):
-                return told
-        known.checked |= checked
-        return ""
-
-    def _unchecked(
-        self, seen: Observed, spec: ModelDeploymentSpec, known: Known
-    ) -> tuple[Iterable[Object], frozenset[str]]:
-        """Deployments to offer, and what is known to be good if nobody objects."""
-        owner = OwnerRef(seen.namespace, seen.name, seen.uid)
-        wanted, gateway = revision_hash(spec), gateway_hash(spec, self.renderer)
-        offered: list[Object] = []
-        if f"engines {wanted}" not in known.checked and wanted not in {r.hash for r in seen.revisions}:
-            data = self.renderer.engine(seen.name, spec, wanted)
-            for role in ENGINE_ROLES:
-                objects = engine_objects(owner, role, wanted, role_data(data, role))
-                offered += [item for item in objects if item["kind"] == "Deployment"]
-        there: Workload | None = next((w for w in seen.workloads if w.role is PodRole.GATEWAY), None)
-        if f"gateway {gateway}" not in known.checked and (there is None or there.revision != gateway):
-            template = self.renderer.gateway(seen.name, spec, gateway)
-            # Under a name that is free: only the template is in question.
-            item = gateway_deployment(owner, 0, gateway, template)
-            offered.append({**item, "metadata": {**item["metadata"], "name": f"{seen.name}-dry-run"}})
-        return offered, frozenset({f"engines {wanted}", f"gateway {gateway}"})
-
-    async def _objection(self, item: Object) -> str:
-        try:
-            await self.cluster.create(item, dryRun="All")
-        except (Conflict, Forbidden, Failed):
-            # A quota or a webhook says the same when the object is made in earnest, and is told as WriteRefused.
-            return ""
-        except Invalid as error:
-            return error.message
-        return ""
 
 
 def _optional_kinds(spec: ModelDeploymentSpec | None) -> Iterable[str]:

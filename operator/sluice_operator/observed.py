@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from sluice_operator.api.status import ModelDeploymentStatus
+from sluice_operator.api.value import Problem
 from sluice_operator.names import PodRole, Verdict
 from sluice_operator.rotation import SeenCertificates
 
@@ -62,12 +63,13 @@ class Pod:
     message while it has none, empty if it said nothing.
     `started`: the main container runs and its startup probe has passed, so it may have work.
     `initialized_at`: since when the main container may run, which is not before init containers are done;
-    `init_container`: the one that is not done yet, if any. Of that one, or else of the main container: `runs`;
+    `init_container`: the one that is not done yet, if any. `sidecar`: else one beside the main container that keeps the
+    pod from being ready, if any. Of the one or the other, or else of the main container: `runs`;
     `starting_at`: since when it runs or its turn has come; `waiting_reason`: why it does not run (CrashLoopBackOff,
     ErrImagePull, ...); `restarts`; `last_life_s`: how long it ran the last time it ended, None if it never did.
     `gone_by`: when the grace of one that was deleted is over, 0 for others. `terminations`: of the main container;
-    `init_terminations`: of `init_container`. `ended_by_node`: why its node has ended it for good, or has not taken it
-    (Evicted, OutOfcpu, ...), in its words; such a pod is `terminating` too.
+    `helper_terminations`: of `init_container` or `sidecar`. `ended_by_node`: why its node has ended it for good, or has
+    not taken it (Evicted, OutOfcpu, ...), in its words; such a pod is `terminating` too.
     `load`: what the engine answered the operator; None: no answer.
     """
 
@@ -87,6 +89,7 @@ class Pod:
     initialized_at: float = 0.0
     starting_at: float = 0.0
     init_container: str = ""
+    sidecar: str = ""
     runs: bool = False
     unschedulable: str = ""
     waiting_reason: str = ""
@@ -98,7 +101,7 @@ class Pod:
     quarantined: bool = False
     load: Load | None = None
     terminations: tuple[Termination, ...] = ()
-    init_terminations: tuple[Termination, ...] = ()
+    helper_terminations: tuple[Termination, ...] = ()
     ended_by_node: str = ""
 
     @property
@@ -110,6 +113,11 @@ class Pod:
     def is_leaving(self) -> bool:
         """A drain of it has begun."""
         return self.serving is False or (self.load is not None and self.load.draining)
+
+    @property
+    def serves(self) -> bool:
+        """Ready and in no drain, whether anybody routes to it or not."""
+        return self.is_member and self.ready and not self.is_leaving
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +234,7 @@ class Memory:
     `wishes`: of the autoscaler, newest last. `changes`: what it wrote, newest last. `gave_back_at`: when pods that
     stayed Pending were given back. `load_written_at`: when status was last written for load alone. `failing_since`:
     when a pod's image or configuration was first seen to fail, by uid, of those for which it still does.
+    `unrouted_since`: when a ready engine was first seen that a gateway does not route to, by uid, likewise.
     """
 
     since: float
@@ -234,13 +243,15 @@ class Memory:
     gave_back_at: float | None = None
     load_written_at: float | None = None
     failing_since: Mapping[str, float] = field(default_factory=dict)
+    unrouted_since: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Observed:
     """`nodes` None: no right to see them. `secrets`: names of those that exist and are
     ours. `certificates`: what they hold. `dry_run`: what a server-side dry run
-    of the children said against the template, empty if nothing. `refused`: what the API server did not take the last
+    of the children said against the template, None if nothing. `warning`: fields of templates that were accepted
+    before although this cluster does not have them. `refused`: what the API server did not take the last
     time, and its words. `absent`: kinds that the spec needs and that cannot be had here, with the reason."""
 
     namespace: str
@@ -257,7 +268,8 @@ class Observed:
     children: tuple[Child, ...] = ()
     secrets: frozenset[str] = frozenset()
     certificates: SeenCertificates = field(default_factory=SeenCertificates)
-    dry_run: str = ""
+    dry_run: Problem | None = None
+    warning: str = ""
     refused: str = ""
     absent: Mapping[str, str] = field(default_factory=dict)
 
@@ -289,7 +301,7 @@ class Observed:
     def is_useful(self, pod: Pod) -> bool:
         """Takes requests: ready, in no drain, and known to every ready gateway (if anybody knows)."""
         routed = self.routed
-        return pod.is_member and pod.ready and not pod.is_leaving and (routed is None or pod.name in routed)
+        return pod.serves and (routed is None or pod.name in routed)
 
     def members(self, role: PodRole, revision: str | None = None) -> tuple[Pod, ...]:
         return tuple(

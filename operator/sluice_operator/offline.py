@@ -7,18 +7,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sluice_operator.accept import parse
-from sluice_operator.actions import Apply, Certify, EnsureSecret
+from sluice_operator.actions import Action, Apply, Certify, EnsureSecret
 from sluice_operator.api.enums import ConditionStatus, ScalingMode
 from sluice_operator.api.spec import ModelDeploymentSpec
-from sluice_operator.api.value import Invalid, from_json
+from sluice_operator.api.value import Invalid, Problem, from_json
+from sluice_operator.groups import Group, RolloutView, capacity
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.node import read_node, used_gpus
 from sluice_operator.observed import Memory, Observed
 from sluice_operator.placement import Row, place
 from sluice_operator.plan import defect, plan
+from sluice_operator.pod_fields import template_of, unknown_fields
+from sluice_operator.reasons import Reason
 from sluice_operator.render.children import OwnerRef, engine_objects
 from sluice_operator.render.revision import StandardRenderer, revision_hash, role_data
-from sluice_operator.rollout import Group, Grow, RolloutView, capacity, is_complete, step
+from sluice_operator.rollout import Grow, Regrow, is_complete, step
 
 # Nothing here takes that many steps; a rollout that does has a defect.
 MAX_STEPS = 10_000
@@ -32,6 +35,14 @@ class Line:
     status: int = 0
 
 
+class NotAccepted(ValueError):
+    """`problems`: what speaks against the spec, a line each."""
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
 def report(
     namespace: str, name: str, raw: object, nodes: Sequence[Mapping[str, Any]] | None, control_image: str
 ) -> Iterator[Line]:
@@ -40,6 +51,11 @@ def report(
         yield Line("Accepted: False", 1)
         yield from (Line(f"  {reason}: {problem}") for reason, problem in spec)
         yield from _placed_all_the_same(raw, nodes)
+        return
+    if problems := tuple(_unknown_fields(spec)):
+        yield Line("Accepted: False", 1)
+        yield from (Line(f"  {Reason.TEMPLATE_INVALID}: {problem}") for problem in problems)
+        yield from _placement(spec, nodes)
         return
     revision = revision_hash(spec)
     try:
@@ -55,6 +71,34 @@ def report(
     yield Line("first steps, in a namespace that has nothing of it:")
     yield from (Line(f"  {step}") for step in steps)
     yield from _placement(spec, nodes)
+
+
+def objects(namespace: str, name: str, raw: object, control_image: str) -> tuple[Mapping[str, Any], ...]:
+    """All that the operator would make, as it is in the end; without owner references, for the ModelDeployment has no
+    uid yet, and without Secrets, for only the operator knows what is in them. Raises NotAccepted."""
+    spec = parse(name, raw)
+    if isinstance(spec, tuple):
+        raise NotAccepted(tuple(f"{reason}: {problem}" for reason, problem in spec))
+    if problems := tuple(_unknown_fields(spec)):
+        raise NotAccepted(tuple(f"{Reason.TEMPLATE_INVALID}: {problem}" for problem in problems))
+    try:
+        made = [action.object for action in _first_actions(namespace, name, spec, control_image)
+                if isinstance(action, Apply)]  # fmt: skip
+        made += _engine_objects(namespace, name, spec, control_image)
+    except Exception as error:
+        reason, problem = defect(error)
+        raise NotAccepted((f"{reason}: {problem}",)) from error
+    return tuple(_without_owner(item) for item in made)
+
+
+def _without_owner(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    meta = {key: value for key, value in item["metadata"].items() if key != "ownerReferences"}
+    return {**item, "metadata": meta}
+
+
+def _unknown_fields(spec: ModelDeploymentSpec) -> Iterator[Problem]:
+    for role in PodRole:
+        yield from unknown_fields(template_of(spec, role), f"spec.{role}.template")
 
 
 def rollout_report(name: str, old_raw: object, new_raw: object) -> Iterator[str]:
@@ -82,18 +126,30 @@ def _with_kept_replicas(old: ModelDeploymentSpec, new: ModelDeploymentSpec, raw:
 
 
 def _first_steps(namespace: str, name: str, spec: ModelDeploymentSpec, control_image: str) -> Iterator[str]:
-    observed = Observed(namespace, name, "", 1, Memory(0.0))
-    renderer = StandardRenderer(control_image)
-    revision = revision_hash(spec)
-    for action in plan(spec, observed, 0.0, renderer):
+    for action in _first_actions(namespace, name, spec, control_image):
         if isinstance(action, Apply | EnsureSecret | Certify):
             yield str(action)
-    data, owner = renderer.engine(name, spec, revision), OwnerRef(namespace, name, "")
-    for role in ENGINE_ROLES:
-        for item in engine_objects(owner, role, revision, role_data(data, role)):
-            yield f"apply {item['kind']} {item['metadata']['name']}"
+    for item in _engine_objects(namespace, name, spec, control_image):
+        yield f"apply {item['kind']} {item['metadata']['name']}"
     for role, wanted in _wanted(spec).items():
         yield f"scale {role} from 0 to {wanted}"
+
+
+def _first_actions(namespace: str, name: str, spec: ModelDeploymentSpec, control_image: str) -> tuple[Action, ...]:
+    observed = Observed(namespace, name, "", 1, Memory(0.0))
+    return plan(spec, observed, 0.0, StandardRenderer(control_image))
+
+
+def _engine_objects(
+    namespace: str, name: str, spec: ModelDeploymentSpec, control_image: str
+) -> Iterator[Mapping[str, Any]]:
+    """With the replicas that they have in the end."""
+    revision, owner = revision_hash(spec), OwnerRef(namespace, name, "")
+    data = StandardRenderer(control_image).engine(name, spec, revision)
+    for role, wanted in _wanted(spec).items():
+        for item in engine_objects(owner, role, revision, role_data(data, role)):
+            is_deployment = item["kind"] == "Deployment"
+            yield {**item, "spec": {**item["spec"], "replicas": wanted}} if is_deployment else item
 
 
 def _wanted(spec: ModelDeploymentSpec) -> dict[PodRole, int]:
@@ -111,6 +167,7 @@ def _rollout(old: ModelDeploymentSpec, new: ModelDeploymentSpec, before: str, af
         if is_complete(view) or not moves:
             return
         for move in moves:
+            assert not isinstance(move, Regrow), "no pod is lost here"
             if isinstance(move, Grow):
                 yield f"grow {move.role} of {after} to {move.replicas}, wait until all gateways route to them"
                 view = _with(view, move.role, after, move.replicas)

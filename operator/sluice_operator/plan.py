@@ -31,6 +31,7 @@ from sluice_operator.api.enums import ScalingMode
 from sluice_operator.api.spec import DrainSpec, ModelDeploymentSpec
 from sluice_operator.api.value import Problem
 from sluice_operator.conditions import Findings
+from sluice_operator.counting import Counting, unrouted_since
 from sluice_operator.diff import covers, leftovers
 from sluice_operator.failing import (
     FAILED_RESTARTS,
@@ -40,6 +41,7 @@ from sluice_operator.failing import (
     has_failed,
     why_not_ready,
 )
+from sluice_operator.groups import RolloutView
 from sluice_operator.incidents import seen
 from sluice_operator.names import ENGINE_ROLES, PodRole, Verdict
 from sluice_operator.observed import Memory, Observed, Owner, Pod, Revision, Workload
@@ -56,7 +58,7 @@ from sluice_operator.render.children import (
     url_of,
 )
 from sluice_operator.render.revision import Renderer, gateway_hash, revision_hash, role_data
-from sluice_operator.rollout import Group, Grow, RolloutView, Shrink, Target
+from sluice_operator.rollout import Grow, Move, Regrow, Shrink, Target
 from sluice_operator.rotation import Lives, rotate
 from sluice_operator.status import Scaled, all_incidents, build, is_load_only, must_write, without_strangers
 
@@ -86,7 +88,9 @@ class _Plan:
         self.children = {(child.kind, child.name): child for child in observed.children}
         self.workloads = {(w.role, w.revision): w for w in observed.workloads}
         self.memory = replace(
-            observed.memory, failing_since=failing_since(observed.pods, observed.memory.failing_since, now)
+            observed.memory,
+            failing_since=failing_since(observed.pods, observed.memory.failing_since, now),
+            unrouted_since=unrouted_since(observed, now),
         )
         self.standing = () if spec is None else standing(self.owner, spec, renderer.api_ports)
         self.gateways = "" if spec is None else gateway_hash(spec, renderer)
@@ -96,7 +100,8 @@ class _Plan:
         target = rollout.choose_target(wanted, self.observed.revisions, self._useful())
         if (objection := self._objection(spec, target)) is not None:
             return self.refused(objection)
-        view = self._view(spec, target.revision)
+        view = self._view(spec, target)
+        moves = rollout.step(view)
         scaled = self._scaled(spec, view, target)
         found = self._findings(spec, view, target)
         if spec.paused:
@@ -109,8 +114,8 @@ class _Plan:
             *self._gateway(spec),
             *self._revisions(spec, wanted, target, view),
             *self._quarantined(spec),
-            *self._engines(spec, target, view),
-            *self._pruned(wanted, target),
+            *self._engines(spec, target, moves),
+            *self._pruned({wanted, target.revision, *(m.revision for m in moves if isinstance(m, Regrow))}),
             *self._events(),
             # What is stale ends a plan: nothing such comes between a change of the number and what is told of it.
             *self._autoscaled(scaled),
@@ -141,9 +146,8 @@ class _Plan:
     # -- what is found ------------------------------------------------------------------------------------------------
 
     def _objection(self, spec: ModelDeploymentSpec, target: Target) -> Objection | None:
-        if self.observed.dry_run:
-            remedy = "correct the template"
-            return Reason.TEMPLATE_INVALID, Problem("spec", self.observed.dry_run, remedy)
+        if self.observed.dry_run is not None:
+            return Reason.TEMPLATE_INVALID, self.observed.dry_run
         for item in (*self.standing, *self._deployments(target)):
             child = self.children.get((item["kind"], item["metadata"]["name"]))
             if child is not None and child.owner is not Owner.OURS:
@@ -170,25 +174,20 @@ class _Plan:
         engines = [pod for role in ENGINE_ROLES for pod in self.observed.members(role)]
         return Counter(pod.revision for pod in engines if self.observed.is_useful(pod))
 
-    def _view(self, spec: ModelDeploymentSpec, target: str) -> RolloutView:
+    def _view(self, spec: ModelDeploymentSpec, target: Target) -> RolloutView:
         classes = rollout.classes({w.revision for w in self.observed.workloads}, self._fingerprints())
-        groups = tuple(
-            Group(w.role, w.revision, classes[w.revision], w.replicas, self._count_useful(w))
-            for w in sorted(self.observed.workloads, key=lambda w: (w.role, w.revision))
-            if w.role in ENGINE_ROLES
-        )
+        workloads = sorted(self.observed.workloads, key=lambda w: (w.role, w.revision))
+        counting = Counting(self.observed, self.memory, self.now, float(spec.probes.startup_max_seconds))
         return RolloutView(
             wanted={PodRole.PREFILL: spec.prefill.replicas, PodRole.DECODE: spec.decode.replicas},
             max_surge=spec.rollout.max_surge,
             max_unavailable=spec.rollout.max_unavailable,
-            target=target,
-            groups=groups,
+            target=target.revision,
+            groups=tuple(counting.group(w, classes[w.revision]) for w in workloads if w.role in ENGINE_ROLES),
             routing_known=self.observed.routed is not None,
+            fallback=rollout.choose_fallback(target.revision, self.observed.revisions, workloads),
+            homeless=counting.homeless(target.revision),
         )
-
-    def _count_useful(self, workload: Workload) -> int:
-        members = self.observed.members(workload.role, workload.revision)
-        return min(workload.replicas, sum(self.observed.is_useful(pod) for pod in members))
 
     def _fingerprints(self) -> Mapping[str, frozenset[str]]:
         told: defaultdict[str, set[str]] = defaultdict(set)
@@ -202,7 +201,9 @@ class _Plan:
         if spec.decode.scaling.mode is not ScalingMode.AUTO or auto is None:
             return None
         is_rolling = rollout.is_rolling(view) or target.failed is not None
-        inputs = autoscale.gather(self.observed, spec.decode.replicas, is_rolling, self.now)
+        inputs = autoscale.gather(
+            self.observed, spec.decode.replicas, is_rolling, float(auto.pending_max_seconds), self.now
+        )
         decision, self.memory = autoscale.decide(inputs, auto, self.memory, self.now)
         return Scaled(inputs, decision)
 
@@ -309,16 +310,18 @@ class _Plan:
     def _engines_of(self, revision: str) -> Sequence[Pod]:
         return [pod for role in ENGINE_ROLES for pod in self.observed.members(role, revision)]
 
-    def _engines(self, spec: ModelDeploymentSpec, target: Target, view: RolloutView) -> Iterable[Action]:
+    def _engines(self, spec: ModelDeploymentSpec, target: Target, moves: Sequence[Move]) -> Iterable[Action]:
         known = {revision.hash: revision for revision in self.observed.revisions}
-        mine = known.get(target.revision)
-        if mine is not None:
+        if (mine := known.get(target.revision)) is not None:
             for role in ENGINE_ROLES:
                 yield from self._made(mine, role)
-        moves = rollout.step(view)
         for move in moves:
-            if isinstance(move, Grow) and (workload := self.workloads.get((move.role, target.revision))) is not None:
-                yield _scale(workload, move.replicas)
+            if isinstance(move, Regrow):
+                yield from self._made(known[move.revision], move.role)
+            if isinstance(move, Grow | Regrow):
+                revision = move.revision if isinstance(move, Regrow) else target.revision
+                if (workload := self.workloads.get((move.role, revision))) is not None:
+                    yield _scale(workload, move.replicas)
         shrinking = {(move.role, move.revision) for move in moves if isinstance(move, Shrink)}
         timeout = float(spec.drain.timeout_seconds)
         for key, workload in sorted(self.workloads.items()):
@@ -351,11 +354,11 @@ class _Plan:
             text = f"decode from {before} to {after}: {scaled.decision.reason}: {scaled.inputs}"
             yield Tell("Scaled", text, f"scaled-{before}-{after}-{int(self.now)}")
 
-    def _pruned(self, wanted: str, target: Target) -> Iterable[Action]:
+    def _pruned(self, needed: set[str]) -> Iterable[Action]:
         """Deployments that have run empty, then what only they needed, then revisions that nobody goes back to."""
-        used = {wanted, target.revision}
+        used = set(needed)
         for (role, revision), workload in sorted(self.workloads.items()):
-            if role not in ENGINE_ROLES or revision in (wanted, target.revision):
+            if role not in ENGINE_ROLES or revision in needed:
                 continue
             pods = [p for p in self.observed.pods if p.role is role and p.revision == revision and not p.quarantined]
             used.add(revision)
@@ -382,6 +385,9 @@ class _Plan:
             if incident.id not in known:
                 text = f"{incident.pod}: {incident.message}"
                 yield Tell(f"Engine{incident.reason}", text, f"incident-{incident.id}", warning=True)
+        warning, told = self.observed.warning, self.observed.status.conditions
+        if warning and not any(warning in condition.message for condition in told):
+            yield Tell("UnknownFields", warning, f"unknown-fields-{self.observed.generation}", warning=True)
 
     def _told(self, found: Findings, scaled: Scaled | None) -> Iterable[Action]:
         new = build(found, url_of(self.owner), scaled)

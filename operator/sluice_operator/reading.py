@@ -74,11 +74,16 @@ def read_pod(item: Object) -> Pod | None:
         return None
     labels = _object(meta.get("labels"))
     conditions = _conditions(item)
-    main = _container(_list(status.get("containerStatuses")))
+    containers = _list(status.get("containerStatuses"))
+    main = _container(containers)
     inits = _list(status.get("initContainerStatuses"))
     init = _init_in_work(inits, _sidecars(spec))
-    at_work = main if init is None else init
-    lives = [main] if init is None else inits
+    beside = _sidecar_at_fault(containers, main) if init is None else None
+    if init is not None and "running" in _object(main.get("state")):
+        init, beside = None, init  # a sidecar of that kind, whose part in the start is done
+    helper = init or beside
+    at_work = main if helper is None else helper
+    lives = [at_work] if init is None else inits
     waiting = _object(_object(at_work.get("state")).get("waiting"))
     kinds = ("Ready", names.READINESS_GATE, "PodScheduled", "Initialized")
     ready, gate, placed, initialized = (conditions.get(kind, {}) for kind in kinds)
@@ -100,6 +105,7 @@ def read_pod(item: Object) -> Pod | None:
         initialized_at=initialized_at,
         starting_at=max(initialized_at, *map(_last_change, lives)),
         init_container="" if init is None else str(init.get("name", "")),
+        sidecar="" if beside is None else str(beside.get("name", "")),
         runs="running" in _object(at_work.get("state")),
         unschedulable=str(placed.get("message", "")) if placed.get("status") == "False" else "",
         waiting_reason=str(waiting.get("reason", "")),
@@ -111,7 +117,7 @@ def read_pod(item: Object) -> Pod | None:
         gone_by=_moment(meta.get("deletionTimestamp")),
         quarantined=names.LABEL_QUARANTINED in labels,
         terminations=tuple(_terminations(main)),
-        init_terminations=() if init is None else tuple(_terminations(init)),
+        helper_terminations=() if helper is None else tuple(_terminations(helper)),
         ended_by_node=_ended_by_node(status) if "deletionTimestamp" not in meta else "",
     )
 
@@ -134,6 +140,23 @@ def _init_in_work(statuses: list[Object], sidecars: frozenset[str]) -> Object | 
         if not (has_ended_well or is_let_run):
             return status
     return None
+
+
+def _sidecar_at_fault(statuses: list[Object], main: Object) -> Object | None:
+    """The first container beside the main one that cannot run, if the main one can; else one that is not ready although
+    the main one is."""
+    others = [status for status in statuses if status.get("name") != names.MAIN_CONTAINER]
+    if _is_barred(main):
+        return None
+    barred = [status for status in others if _is_barred(status)]
+    late = [status for status in others if status.get("ready") is False and main.get("ready") is True]
+    return next(iter((*barred, *late)), None)
+
+
+def _is_barred(status: Object) -> bool:
+    """It waits for something else than its turn."""
+    reason = _object(_object(status.get("state")).get("waiting")).get("reason")
+    return bool(reason) and reason not in ("ContainerCreating", "PodInitializing")
 
 
 def _sidecars(spec: Object) -> frozenset[str]:

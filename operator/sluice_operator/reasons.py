@@ -145,7 +145,10 @@ REASONS: Mapping[Reason, Entry] = {
         "Correct what they name, in the role's template or in the cluster; Kubernetes tries again within minutes.",
     ),
     Reason.IMAGE_PULL_FAILED: Entry(
-        _ENGINES, "The image cannot be pulled.", "Correct spec.image (repository, tag or digest, pullSecrets)."
+        _ENGINES,
+        "An image cannot be pulled.",
+        "Correct spec.image (repository, tag or digest, pullSecrets), or the image of the container that the message"
+        " names in the role's template.",
     ),
     Reason.CONTAINER_CONFIG_ERROR: Entry(
         _ENGINES, "A Secret or ConfigMap that the pod wants is missing.", "Create what the message names."

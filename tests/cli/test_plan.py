@@ -47,6 +47,43 @@ def files(tmp_path):
     return write
 
 
+def test_a_field_that_no_pod_has_is_refused_with_its_path(files, capsys):
+    (mdep,) = files(mdep=MDEP.replace("prefill: {replicas: 2}", "prefill: {template: {spec: {priorityClass: x}}}"))
+    assert main(["plan", "-f", mdep]) == 1
+    told = capsys.readouterr().out
+    assert "Accepted: False" in told
+    assert "spec.prefill.template.spec.priorityClass: is no field that Kubernetes" in told
+    assert "did you mean priorityClassName?" in told
+    assert main(["plan", "-f", mdep, "-o", "yaml"]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "spec.prefill.template.spec.priorityClass" in told.err
+
+
+def test_the_objects_as_yaml(files, capsys):
+    (mdep,) = files(mdep=MDEP)
+    assert main(["plan", "-f", mdep, "-o", "yaml"]) == 0
+    text = capsys.readouterr().out
+    found = list(yaml.safe_load_all(text))
+    kinds = {item["kind"] for item in found}
+    assert kinds >= {"Deployment", "Service", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "ControllerRevision"}
+    deployments = {i["metadata"]["labels"]["sluice.dev/role"]: i for i in found if i["kind"] == "Deployment"}
+    assert {role: item["spec"]["replicas"] for role, item in deployments.items()} == {
+        "prefill": 2,
+        "decode": 3,
+        "gateway": 2,
+    }
+    assert {item["metadata"]["namespace"] for item in found} == {"llm"}
+    assert all(item["apiVersion"] and "ownerReferences" not in item["metadata"] for item in found)
+    assert "&id" not in text  # no parts that other YAML refers to
+
+
+def test_objects_come_alone(files, capsys):
+    mdep, nodes = files(mdep=MDEP, nodes=NODES)
+    assert main(["plan", "-f", mdep, "-o", "yaml", "--nodes", nodes]) == 2
+    assert "leave --nodes and --from out" in capsys.readouterr().err
+
+
 def test_steps_and_the_table_of_nodes(files, capsys):
     mdep, nodes = files(mdep=MDEP, nodes=NODES)
     assert main(["plan", "-f", mdep, "--nodes", nodes]) == 0

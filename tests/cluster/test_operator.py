@@ -159,6 +159,44 @@ def test_a_template_that_the_api_server_refuses_is_answered_by_a_condition(opera
     served.until("Ready", "True")
 
 
+TYPO = {"spec": {"tolerationz": [{"key": "a"}], "containers": [{"name": "proxy", "image": "x", "portz": []}]}}
+
+
+def test_a_field_that_no_pod_has_is_refused_with_its_path_and_what_runs_goes_on(operator, served):
+    served.create()
+    served.until("Ready", "True")
+    before = uids(served.engines())
+    for role in ("decode", "gateway"):
+        served.change(**{role: {"template": TYPO}})
+        told = served.until("Accepted", "False", "TemplateInvalid")
+        assert f"spec.{role}.template.spec.tolerationz" in told["message"]
+        assert f"spec.{role}.template.spec.containers[0].portz" in told["message"]
+        assert "is no field that this cluster has" in told["message"]
+        served.change(**{role: {"template": None}})
+        served.until("Accepted", "True")
+    served.until("Ready", "True")
+    assert uids(served.engines()) == before
+
+
+def test_fields_that_an_earlier_operator_accepted_are_warned_of_and_served(plane, namespace, served, fleet):
+    options = (f"op-{namespace}", namespace, f"--dial={fleet.dial}")
+    typo = {"template": {"spec": {"tolerationz": [{"key": "a"}]}}}
+    with OperatorProcess(plane, *options, "--lenient") as earlier:
+        served.create(decode={"replicas": 1} | typo, gateway={"replicas": 1} | typo)
+        served.until("Ready", "True")
+        assert earlier.stop() == 0
+    before = uids(served.engines())
+    with OperatorProcess(plane, *options):
+        served.client.until(served.path, lambda there: "tolerationz" in condition(there, "Accepted")["message"])
+        told = served.condition("Accepted")
+        assert told["status"] == "True"
+        for role in ("decode", "gateway"):
+            assert f"spec.{role}.template.spec.tolerationz" in told["message"]
+        served.change(decode={"replicas": 2})
+        served.until("Ready", "True")
+    assert before < uids(served.engines())
+
+
 def test_what_a_quota_refuses_is_told_in_the_api_servers_words_and_tried_again(operator, served):
     """It was 403 for ever, and the status said that it was scaling."""
     quota = {"metadata": {"name": "tight"}, "spec": {"hard": {"count/configmaps": "0"}}}

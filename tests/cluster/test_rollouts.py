@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from fractions import Fraction
 
 import pytest
 from audit_log import seconds
@@ -216,3 +217,54 @@ def test_a_victim_that_is_gone_is_not_missed(operator, served, fleet, drained):
 def gate_times(served, name):
     pod = served.client.get(KINDS["Pod"].path(served.namespace, name))
     return next(seconds(c["lastTransitionTime"]) for c in pod["status"]["conditions"] if "serving" in c["type"])
+
+
+# -- drains of nodes --------------------------------------------------------------------------------------------------
+
+
+def test_a_node_can_be_drained_while_a_surge_finds_no_place(client, plane, namespace, crd, nodes, fleet):
+    """Old and new pods share one budget: counted against the replicas of both Deployments, it let none go."""
+    pool = {"nodeSelector": {POOL: namespace}}
+    for name in "ab":
+        client.create("/api/v1/nodes", node(namespace, f"{namespace}-{name}"))
+    going, staying = f"pool-{namespace}-a", f"pool-{namespace}-b"
+    served = Served(client, namespace)
+    with OperatorProcess(plane, f"op-{namespace}", namespace, f"--dial={fleet.dial}"):
+        roles = {"prefill": {"replicas": 2, "template": {"spec": pool}}}
+        roles["decode"] = {"replicas": 3, "template": {"spec": pool}}
+        served.create(**roles)
+        served.until_served("1")
+        nowhere = {"template": {"spec": {"nodeSelector": {POOL: "nowhere"}}}}
+        served.change(image=with_tag("2"), prefill=nowhere, decode=nowhere)
+        served.until("Progressing", "False", "SurgeUnschedulable")
+        before = uids(on(going, served.engines()))
+        assert before
+        with CapacityWatch(served, prefill=2, decode=3) as watch:
+            # Through the Eviction API, one pod after the other, as the budgets allow.
+            plane.kubectl("drain", going, "--delete-emptydir-data", "--timeout=50s")
+        assert watch.least >= min(Fraction(1, 2), Fraction(2, 3))
+        served.until_children("Pod", lambda pods: tags(on(staying, pods)) == ["1"] * 5)
+        assert not before & uids(served.engines())
+    assert_one_budget_each(client, served)
+
+
+def on(node_name, pods):
+    return [pod for pod in pods if pod["spec"].get("nodeName") == node_name]
+
+
+def assert_one_budget_each(client, served):
+    """The Eviction API refuses a pod that two budgets select."""
+    budgets = [b["spec"]["selector"]["matchLabels"] for b in served.children("PodDisruptionBudget")]
+    for pod in served.children("Pod"):
+        assert sum(labels.items() <= pod["metadata"]["labels"].items() for labels in budgets) == 1
+
+
+def test_a_budget_that_counts_otherwise_is_put_right_and_follows_the_spec(client, operator, served):
+    served.create()
+    served.until("Ready", "True")
+    path = KINDS["PodDisruptionBudget"].path(served.namespace, "m-decode")
+    client.merge(path, {"spec": {"minAvailable": None, "maxUnavailable": 1}})
+    told = client.until(path, lambda there: there["spec"] if "minAvailable" in there["spec"] else None)
+    assert (told["minAvailable"], told.get("maxUnavailable")) == (0, None)
+    served.change(decode={"replicas": 3})
+    client.until(path, lambda there: there["spec"]["minAvailable"] == 2)

@@ -27,9 +27,9 @@ def operator(plane, namespace, crd, fleet):
         yield running
 
 
-def auto(replicas=1, most=4, window_s=6, least=1):
+def auto(replicas=1, most=4, window_s=6, least=1, **more):
     rules = {"scaleDown": {"stabilizationWindowSeconds": window_s}}
-    limits = {"minReplicas": least, "maxReplicas": most, "behavior": rules}
+    limits = {"minReplicas": least, "maxReplicas": most, "behavior": rules} | more
     return {"replicas": replicas, "scaling": {"mode": "Auto", "auto": limits}}
 
 
@@ -141,13 +141,12 @@ def test_pods_that_find_no_node_are_given_back_and_not_asked_for_again_at_once(c
     client.create("/api/v1/nodes", node(namespace, major=10, product="NVIDIA-B200", gpus=3))
     served = Served(client, namespace)
     template = {"spec": {"nodeSelector": {POOL: namespace}}}
-    waits = (*FAST, "--constant=autoscale.PENDING_S=5")
-    with OperatorProcess(plane, f"op-{namespace}", namespace, f"--dial={fleet.dial}", *waits) as operator:
+    with OperatorProcess(plane, f"op-{namespace}", namespace, f"--dial={fleet.dial}", *FAST) as operator:
         served.create(
             accelerator={"type": "GPU", "gpu": {}},
             gateway={"replicas": 1, "template": template},
             prefill={"replicas": 1, "template": template},
-            decode=auto(most=4) | {"template": template},
+            decode=auto(most=4, pendingMaxSeconds=5) | {"template": template},
         )
         served.until("Ready", "True")
 

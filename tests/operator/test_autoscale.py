@@ -6,13 +6,14 @@ import pytest
 
 from sluice_operator.api.enums import PolicyType, SelectPolicy
 from sluice_operator.api.spec import AutoSpec, BehaviorSpec, ScalingPolicy, ScalingRules
-from sluice_operator.autoscale import PENDING_S, WARM_UP_S, Inputs, decide, gather
+from sluice_operator.autoscale import GONE_NODE_S, WARM_UP_S, Inputs, decide, gather
 from sluice_operator.names import PodRole
 from sluice_operator.observed import EngineReport, GatewayReport, Load, Memory, Observed, Pod, Wish
 from sluice_operator.scaling_rules import bound, remember
 
 TICK_S = 10.0
 PAGES = 100
+PENDING_S = 120.0
 
 
 class Sim:
@@ -38,7 +39,7 @@ class Sim:
             replicas=self.replicas,
             engines=len(warm),
             warming=self.replicas - len(warm),
-            pending=sum(self.now - b > PENDING_S for b in self.born[self.room :]),
+            pending=sum(self.now - b > self.auto.pending_max_seconds for b in self.born[self.room :]),
             running=int(served),
             waiting=self.waiting,
             running_pages=int(served * len(warm) / max(len(ready), 1)),
@@ -115,7 +116,7 @@ def test_engines_that_only_just_started_say_nothing():
 
 
 def test_a_pod_without_a_node_is_given_back_and_not_asked_for_at_once():
-    sim = Sim(auto(), 2, lambda t: 500, room=3)
+    sim = Sim(auto(pending_max_seconds=120), 2, lambda t: 500, room=3)
     sim.run(1800)
     assert max(n for _, n, _ in sim.history) > 3
     assert "PendingGivenBack" in [reason for _, _, reason in sim.history]
@@ -178,7 +179,7 @@ def test_reports_of_all_gateways_count_together():
         GatewayReport("g1", 0.0, 3, 50.0, prefill_queued=4, prefill_queue_age_ms=20.0),
     )
     seen = Observed("ns", "m", "u", 1, Memory(0.0), pods=pods, gateways=reports)
-    told = gather(seen, 1, False, 0.0)
+    told = gather(seen, 1, False, PENDING_S, 0.0)
     assert (told.queued, told.queue_age_ms, told.prefill_queued, told.prefill_queue_age_ms) == (4, 100.0, 6, 700.0)
 
 
@@ -301,7 +302,7 @@ def test_an_engine_that_two_gateways_report_counts_once_and_the_newer_report_rul
             report("g1", 990.0, Load(9, 9, 90, 10, 100)),
         ],
     )
-    told = gather(seen, 1, False, 1000.0)
+    told = gather(seen, 1, False, PENDING_S, 1000.0)
     assert (told.running, told.waiting, told.running_pages, told.engines) == (4, 1, 40, 1)
     assert (told.queued, told.queue_age_ms) == (2, 100.0)
 
@@ -316,7 +317,7 @@ def test_an_engine_that_two_gateways_report_counts_once_and_the_newer_report_rul
 )
 def test_a_silent_gateway_or_an_unknown_engine_is_missing(gateways, why):
     seen = observed([engine("d0"), gateway("g0"), gateway("g1")], gateways)
-    assert gather(seen, 1, False, 1000.0).missing == why
+    assert gather(seen, 1, False, PENDING_S, 1000.0).missing == why
 
 
 def test_warming_and_pending_pods_are_told_apart():
@@ -325,7 +326,7 @@ def test_warming_and_pending_pods_are_told_apart():
         [engine("d0"), engine("d1", ready_at=990.0), pending, gateway("g0")],
         [report("g0", 999.0, Load(total_pages=100), ("d0", "d1"))],
     )
-    told = gather(seen, 3, False, 1000.0)
+    told = gather(seen, 3, False, PENDING_S, 1000.0)
     assert (told.engines, told.warming, told.pending) == (1, 2, 1)
 
 
@@ -334,8 +335,8 @@ def test_a_pod_that_was_given_back_and_is_still_there_is_not_given_back_again():
     pending = Pod("d2", "d2", PodRole.DECODE, "r", 0.0)
     reports = [report("g0", 999.0, Load(), ("d0", "d1"))]
     seen = observed([engine("d0"), engine("d1"), pending, gateway("g0")], reports)
-    assert gather(seen, 3, False, 1000.0).pending == 1
-    assert gather(seen, 2, False, 1000.0).pending == 0
+    assert gather(seen, 3, False, PENDING_S, 1000.0).pending == 1
+    assert gather(seen, 2, False, PENDING_S, 1000.0).pending == 0
 
 
 def test_a_pod_that_waits_for_the_place_of_one_that_goes_is_no_want_of_nodes():
@@ -347,13 +348,13 @@ def test_a_pod_that_waits_for_the_place_of_one_that_goes_is_no_want_of_nodes():
         return Observed("ns", "m", "u", 1, Memory(0.0), pods=(waits, *others))
 
     old = Pod("d0", "d0", PodRole.DECODE, "r", 0.0, node="n", terminating=True, gone_by=now + 60)
-    assert gather(observed(), 1, False, now).pending == 1
-    assert gather(observed(old), 1, False, now).pending == 0
+    assert gather(observed(), 1, False, PENDING_S, now).pending == 1
+    assert gather(observed(old), 1, False, PENDING_S, now).pending == 0
     # Its node is gone: nobody will ever say that the place is free.
-    assert gather(observed(old), 1, False, now + 60 + PENDING_S).pending == 1
+    assert gather(observed(old), 1, False, PENDING_S, now + 60 + GONE_NODE_S).pending == 1
     kept = Pod("d0", "d0", PodRole.DECODE, "r", 0.0, node="n", quarantined=True)
-    assert gather(observed(kept), 1, False, now).pending == 0
+    assert gather(observed(kept), 1, False, PENDING_S, now).pending == 0
     evicted = Pod("d0", "d0", PodRole.DECODE, "r", 0.0, node="n", terminating=True, ended_by_node="Evicted")
-    assert gather(observed(evicted), 1, False, now).pending == 1
+    assert gather(observed(evicted), 1, False, PENDING_S, now).pending == 1
     other = Pod("p0", "p0", PodRole.PREFILL, "r", 0.0, node="n", terminating=True, gone_by=now + 60)
-    assert gather(observed(other), 1, False, now).pending == 1
+    assert gather(observed(other), 1, False, PENDING_S, now).pending == 1

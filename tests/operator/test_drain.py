@@ -243,7 +243,7 @@ def test_what_an_init_container_does_is_named_and_no_start_of_the_engine():
     assert has_failed(down("a", **download, waiting_reason="CrashLoopBackOff", restarts=12), NOW, 120.0, NOW)
     assert not has_failed(down("a", **download, runs=True), NOW, 120.0, NOW)
     told = end(11, 1, "HubRefused: 401: look at model.hf.tokenSecret")
-    looping = down("a", **download, waiting_reason="CrashLoopBackOff", restarts=12, init_terminations=(told,))
+    looping = down("a", **download, waiting_reason="CrashLoopBackOff", restarts=12, helper_terminations=(told,))
     assert "HubRefused: 401" in why_not_ready(looping, NOW, 120.0)[1]
     assert seen([looping]) == ()  # no incident of an engine
 
@@ -262,10 +262,10 @@ def test_an_init_container_that_only_waits_is_no_download():
 def test_an_init_container_that_fails_after_a_long_time_fails():
     """A download that always ends when the disk is full is no engine that has served."""
     fails = {"started": False, "load": None, "scheduled_at": NOW - 18000, "init_container": "download"}
-    loops = down("a", **fails, restarts=3, last_life_s=2400.0, runs=True, init_terminations=(end(2, 1),))
+    loops = down("a", **fails, restarts=3, last_life_s=2400.0, runs=True, helper_terminations=(end(2, 1),))
     assert has_failed(loops, NOW, 120.0, NOW)
     # It began anew with its node, and had ended well each time.
-    again = replace(loops, init_terminations=(end(2, 0),))
+    again = replace(loops, helper_terminations=(end(2, 0),))
     assert why_not_ready(again, NOW, 120.0)[0] == "Starting"
     assert not has_failed(again, NOW, 120.0, NOW)
 
@@ -283,6 +283,34 @@ def test_what_a_pod_has_had_once_is_no_fault_of_its_revision(init, reason):
     # Its node has begun anew, and init has ended once more.
     if not init:
         assert has_failed(replace(served, initialized_at=NOW - 390), NOW, 120.0, NOW - 400) == is_engine
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_sidecar_that_cannot_run_is_named_and_fails_its_revision_as_an_engine_would(started):
+    here = {"sidecar": "proxy", "started": started, "scheduled_at": NOW - 900, "initialized_at": NOW - 900}
+    pulls = down("a", **here, waiting_reason="ImagePullBackOff", waiting_message="no such image")
+    reason, detail = why_not_ready(pulls, NOW, 1800.0)
+    assert (reason, detail) == ("ImagePullFailed", "Pod a, container proxy: ImagePullBackOff: no such image.")
+    assert failing_since([pulls], {}, NOW) == {"a": NOW}
+    assert not has_failed(pulls, NOW, 1800.0, NOW - 299)
+    assert has_failed(pulls, NOW, 1800.0, NOW - 301)
+    config = replace(pulls, waiting_reason="CreateContainerConfigError")
+    assert why_not_ready(config, NOW, 1800.0)[0] == "ContainerConfigError"
+    assert has_failed(config, NOW, 1800.0, NOW - 301)
+    loops = replace(pulls, waiting_reason="CrashLoopBackOff", restarts=3, helper_terminations=(end(2, 1, "no config"),))
+    assert why_not_ready(loops, NOW, 1800.0) == (
+        "CrashLoop",
+        "Pod a, container proxy restarted 3 times: exit 1, no config.",
+    )
+    assert has_failed(loops, NOW, 1800.0, NOW)
+    assert not has_failed(replace(loops, restarts=2), NOW, 1800.0, NOW)
+    assert seen([loops]) == ()  # no incident of an engine
+
+
+def test_a_sidecar_that_is_only_late_is_named_and_fails_nothing():
+    late = down("a", sidecar="proxy", runs=True, scheduled_at=NOW - 9000)
+    assert why_not_ready(late, NOW, 120.0) == ("NotReady", "Pod a, container proxy is not ready.")
+    assert not has_failed(late, NOW, 120.0, NOW)
 
 
 def test_an_image_must_be_refused_for_a_while_that_was_seen():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from operator_cluster import PAGES, Cluster, manifest, with_tag
+from operator_cluster import PAGES, TICK_S, Cluster, manifest, with_tag
 
 from sluice_operator.actions import Delete, Remember, SetDecodeReplicas, Tell, WriteStatus
+from sluice_operator.api.spec import AutoSpec
 from sluice_operator.names import PodRole
 
 pytestmark = pytest.mark.slow
@@ -54,10 +55,68 @@ def test_nothing_shrinks_while_a_rollout_goes_on():
     assert cluster.status.scaling.decisions[0].reason == "RollingOut"
 
 
+class NodeShop:
+    """A cluster autoscaler: buys a node for each pod that finds none, which takes `lead_s`, and gives back one that has
+    been empty for a minute."""
+
+    def __init__(self, cluster, lead_s):
+        self.cluster, self.lead_s = cluster, lead_s
+        self.ordered: list[float] = []
+        self.bought = self.unused = 0
+        self.empty_s = 0.0
+
+    def look(self, seconds):
+        cluster, now = self.cluster, self.cluster.now
+        engines = [p for p in cluster.pods.values() if p.role is not PodRole.GATEWAY]
+        waiting = sum(bool(p.unschedulable) and not p.node and p.gone_at is None for p in engines)
+        arrived = [at for at in self.ordered if now - at >= self.lead_s]
+        self.ordered = [at for at in self.ordered if at not in arrived]
+        cluster.room += len(arrived)
+        self.bought += len(arrived)
+        self.ordered += [now] * max(0, waiting - len(self.ordered) - len(arrived))
+        free = cluster.room - sum(bool(p.node) for p in engines)
+        self.empty_s = self.empty_s + seconds if free > 0 and not waiting else 0.0
+        if self.empty_s >= 60:
+            cluster.room -= 1
+            self.unused += 1
+            self.empty_s = 0.0
+
+
+def test_nodes_that_take_four_minutes_are_waited_for_and_used():
+    """Pods were given back after two minutes, so that each node came too late and stood empty."""
+    cluster = scaled(2, room=3)
+    shop = NodeShop(cluster, 240)
+
+    def step():
+        cluster.step()
+        shop.look(TICK_S)
+
+    run(cluster, 240, 1000, step)
+    run(cluster, 1080, 2500, step)
+    assert cluster.engines()["decode", "A"] == cluster.spec["decode"]["replicas"] == 4
+    assert (shop.bought, shop.unused) == (2, 0)
+    assert "PendingGivenBack" not in [d.reason for d in cluster.status.scaling.decisions]
+
+
+def test_how_long_a_pod_may_wait_for_a_node_is_the_specs_to_say():
+    auto = scaled().spec["decode"]["scaling"]["auto"]
+    assert AutoSpec(max_replicas=1).pending_max_seconds > 600
+    for limit_s, reason in ((100, "PendingGivenBack"), (300, "LoadAboveTarget")):
+        cluster = scaled(2, room=3)
+        scaling = {"mode": "Auto", "auto": auto | {"pendingMaxSeconds": limit_s}}
+        cluster.change(decode={"replicas": 2, "scaling": scaling})
+        run(cluster, 240, 1000)
+        told = len(cluster.status.scaling.decisions)
+        run(cluster, 240, 2500)
+        new = cluster.status.scaling.decisions[: len(cluster.status.scaling.decisions) - told]
+        assert reason in [d.reason for d in new]
+        assert ("PendingGivenBack" in [d.reason for d in new]) is (limit_s == 100)
+
+
 def test_pods_that_find_no_node_are_given_back():
     cluster = scaled(2, room=3)
     run(cluster, 240, 1000)
-    run(cluster, 1200, 2000)
+    run(cluster, 2400, 2000)
     assert [d.reason for d in cluster.status.scaling.decisions].count("PendingGivenBack") >= 1
     assert cluster.spec["decode"]["replicas"] in (2, 3)
     assert cluster.engines()["decode", "A"] == 2

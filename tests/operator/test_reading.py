@@ -74,7 +74,7 @@ def test_an_init_container_that_is_not_done_is_what_the_pod_waits_for():
         pod(initContainerStatuses=[crashed | {"lastState": {"terminated": ended}}], containerStatuses=[main])
     )
     assert (read.restarts, read.waiting_reason, read.last_life_s) == (12, "CrashLoopBackOff", 5.0)
-    assert (read.terminations, read.init_terminations) == ((), (Termination(11, 1, "", "", 25.0),))
+    assert (read.terminations, read.helper_terminations) == ((), (Termination(11, 1, "", "", 25.0),))
     done = {"name": "copy", "state": {"terminated": ended | {"exitCode": 0, "finishedAt": "1970-01-01T00:00:50Z"}}}
     waits = {"name": "download", "state": {"waiting": {"reason": "PodInitializing"}}}
     read = read_pod(pod(initContainerStatuses=[done, waits], containerStatuses=[main]))
@@ -97,6 +97,59 @@ def test_a_sidecar_among_init_containers_never_ends_and_hides_nothing_once_it_ha
     raw["status"]["initContainerStatuses"] = [pulling]
     read = read_pod(raw)
     assert (read.init_container, read.waiting_reason) == ("proxy", "ErrImagePull")
+
+
+def beside(main, proxy, **rest):
+    return read_pod(pod(containerStatuses=[{"name": "main"} | main, {"name": "proxy"} | proxy], **rest))
+
+
+RUNS = {"started": True, "ready": True, "state": {"running": {}}}
+
+
+def test_a_container_beside_the_main_one_that_cannot_run_is_what_the_pod_waits_for():
+    """A sidecar of the template whose image is misspelled: the pod was not ready, and nothing was said."""
+    pulling = {"ready": False, "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such"}}}
+    for main in (RUNS, {"ready": False, "state": {"running": {}}}):
+        read = beside(main, pulling)
+        assert (read.sidecar, read.waiting_reason, read.waiting_message) == ("proxy", "ImagePullBackOff", "no such")
+        assert read.started is bool(main.get("started"))
+    crashed = {"exitCode": 2, "message": "no config", "finishedAt": "1970-01-01T00:00:25Z"}
+    loops = {
+        "ready": False,
+        "restartCount": 4,
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": crashed},
+    }
+    read = beside(RUNS, loops)
+    assert (read.sidecar, read.restarts, read.terminations) == ("proxy", 4, ())
+    assert read.helper_terminations == (Termination(3, 2, "", "no config", 25.0),)
+
+
+def test_one_that_is_not_ready_is_named_once_the_main_one_is_and_one_that_runs_never():
+    late = {"ready": False, "state": {"running": {}}}
+    assert beside(RUNS, late).sidecar == "proxy"
+    assert beside({"ready": False, "state": {"running": {}}}, late).sidecar == ""
+    assert beside(RUNS, RUNS).sidecar == ""
+    creating = {"ready": False, "state": {"waiting": {"reason": "ContainerCreating"}}}
+    assert beside(creating, creating).sidecar == ""
+
+
+def test_what_bars_the_main_container_is_told_before_what_bars_one_beside_it():
+    pulling = {"state": {"waiting": {"reason": "ErrImagePull"}}}
+    read = beside({"restartCount": 3, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}, pulling)
+    assert (read.sidecar, read.waiting_reason, read.restarts) == ("", "CrashLoopBackOff", 3)
+
+
+def test_a_native_sidecar_that_ends_beside_a_running_engine_is_no_init_container_in_work():
+    raw = pod(
+        initContainerStatuses=[
+            {"name": "mesh", "started": False, "state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+        ],
+        containerStatuses=[{"name": "main"} | RUNS],
+    )
+    raw["spec"]["initContainers"] = [{"name": "mesh", "restartPolicy": "Always"}]
+    read = read_pod(raw)
+    assert (read.init_container, read.sidecar, read.waiting_reason) == ("", "mesh", "CrashLoopBackOff")
 
 
 def test_the_time_to_start_begins_when_init_is_done_and_anew_with_each_life():

@@ -24,6 +24,7 @@ from sluice_operator.observe import Observer
 from sluice_operator.reconcile import Reconciler
 from sluice_operator.render.revision import StandardRenderer
 from sluice_operator.run import Operator, Options
+from sluice_operator.template_check import TemplateCheck
 from sluice_operator.work import Work
 
 NOWHERE = Connection("https://127.0.0.1:1", token="t")
@@ -289,7 +290,6 @@ async def test_a_spec_over_which_the_operator_fails_is_told_of_in_status_and_by_
 
 async def test_a_dry_run_that_is_forbidden_or_cannot_be_rendered_holds_up_no_status() -> None:
     """A quota forbids Deployments to a dry run too: nothing was ever told of it."""
-    nobody: Any = None
 
     class Full:
         offers = 0
@@ -302,9 +302,8 @@ async def test_a_dry_run_that_is_forbidden_or_cannot_be_rendered_holds_up_no_sta
     simulated = Simulated(manifest())
     spec: Any = parse("m", manifest())
     for renderer, offers in ((StandardRenderer("i"), 3), (Broken("i"), 3)):
-        observer = Observer(cluster, nobody, renderer, may_see_nodes=False)
-        known = observe.Known("u", simulated.observe().memory, nobody)
-        assert await observer._dry_run(simulated.observe(), spec, known) == ""
+        check = TemplateCheck(cluster, renderer)
+        assert await check.look(simulated.observe(), spec, {}) == {"dry_run": None, "warning": ""}
         assert cluster.offers == offers
 
 

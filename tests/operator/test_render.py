@@ -384,10 +384,23 @@ def test_services_and_budgets_select_the_pods_they_mean():
         assert budget["selector"]["matchLabels"].items() <= labels.items()
         # A pod in quarantine has the labels of its role, and no part in its budget.
         assert {"key": names.LABEL_QUARANTINED, "operator": "DoesNotExist"} in budget["selector"]["matchExpressions"]
-        assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+        assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
     headless = next(i for i in standing(OWNER, told) if i["metadata"]["name"] == "m-decode" and i["kind"] == "Service")
     assert headless["spec"]["clusterIP"] == "None"
     assert headless["spec"]["publishNotReadyAddresses"] is True
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2, 5])
+def test_a_budget_lets_one_pod_go_of_those_that_are_wanted_whatever_a_rollout_adds(wanted):
+    """`maxUnavailable` would count the replicas of old and new Deployments together."""
+    told = spec(prefill={"replicas": wanted}, decode={"replicas": wanted})
+    budgets = {i["metadata"]["name"]: i["spec"] for i in standing(OWNER, told) if i["kind"] == "PodDisruptionBudget"}
+    assert budgets.keys() == {"m-prefill", "m-decode", "m-gateway"}
+    for name in ("m-prefill", "m-decode"):
+        assert budgets[name]["minAvailable"] == max(0, wanted - 1)
+        assert "maxUnavailable" not in budgets[name]
+    # Of one Deployment, whose replicas are counted as they are wanted.
+    assert budgets["m-gateway"]["maxUnavailable"] == 1
 
 
 def test_a_deployment_selects_its_own_pods_only():

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sluice_operator.groups import Group, RolloutView, allowed, capacity
 from sluice_operator.names import PodRole, Verdict
 from sluice_operator.observed import Revision
 from sluice_operator.rollout import (
-    Group,
     Grow,
-    RolloutView,
+    Regrow,
     Shrink,
-    allowed,
-    capacity,
     choose_target,
     classes,
     is_complete,
@@ -116,10 +115,43 @@ def test_nothing_useful_goes_while_nobody_knows_the_routes():
     assert step(seen) == ()
 
 
-def test_what_serves_nobody_goes_first_and_costs_nothing():
-    groups = (Group(P, "A", "A", 2, 0), Group(D, "A", "A", 2, 0), Group(P, "T", "T", 1, 0), Group(D, "T", "T", 1, 0))
-    broken = RolloutView({P: 2, D: 2}, 1, 0, "T", groups, routing_known=False)
-    assert set(step(broken)) == {Shrink(P, "A"), Shrink(D, "A")}
+def pair(revision, replicas, useful, **rest):
+    """The same counts of both roles."""
+    return tuple(Group(role, revision, revision, replicas, useful, **rest) for role in (P, D))
+
+
+def test_older_pods_that_are_not_ready_go_as_those_of_a_deployment_would():
+    """Once a successor has taken over, or where fewer are allowed than there are."""
+    wanted = {P: 2, D: 2}
+    assert step(RolloutView(wanted, 1, 0, "T", pair("A", 2, 0) + pair("T", 1, 0))) == ()
+    assert step(RolloutView(wanted, 1, 0, "T", pair("A", 2, 0) + pair("T", 1, 0, unrouted=1))) == ()
+    taken_over = pair("A", 2, 0) + pair("T", 1, 1)
+    assert set(step(RolloutView(wanted, 1, 0, "T", taken_over))) == {Shrink(P, "A"), Shrink(D, "A")}
+    fewer = RolloutView(wanted, 0, 1, "T", pair("A", 2, 0) + pair("T", 0, 0))
+    assert set(step(fewer)) == {Shrink(P, "A"), Shrink(D, "A")}
+
+
+def test_a_drain_that_has_begun_goes_on_while_nobody_knows_the_routes():
+    groups = pair("A", 2, 1, leaving=1) + pair("T", 1, 1)
+    unknown = RolloutView({P: 2, D: 2}, 1, 0, "T", groups, routing_known=False)
+    assert {move for move in step(unknown) if isinstance(move, Shrink)} == {Shrink(P, "A"), Shrink(D, "A")}
+
+
+def test_a_failed_older_pod_yields_to_a_target_that_finds_no_node_and_to_no_other():
+    groups = pair("A", 2, 1, failed=1) + pair("T", 1, 0)
+    view = RolloutView({P: 2, D: 2}, 1, 0, "T", groups, fallback="A")
+    assert step(view) == ()
+    assert set(step(replace(view, homeless=1))) == {Shrink(P, "A"), Shrink(D, "A")}
+
+
+def test_the_last_good_revision_grows_again_before_the_target_takes_its_room():
+    view = RolloutView({P: 3, D: 3}, 1, 0, "T", pair("A", 2, 2) + pair("T", 1, 0), fallback="A")
+    assert set(step(view)) == {Regrow(P, "A", 3), Regrow(D, "A", 3)}
+    assert set(step(replace(view, fallback=""))) == {Grow(P, 2), Grow(D, 2)}
+    gap = replace(view, groups=pair("A", 2, 2) + pair("T", 1, 0, unrouted=1))
+    assert set(step(gap)) == {Grow(P, 2), Grow(D, 2)}
+    lost = replace(view, groups=pair("A", 2, 2) + pair("T", 1, 0, unrouted=1, lost=1))
+    assert set(step(lost)) == {Regrow(P, "A", 3), Regrow(D, "A", 3)}
 
 
 def test_a_target_above_its_wish_shrinks_and_one_below_grows():

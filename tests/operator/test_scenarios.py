@@ -111,6 +111,22 @@ def test_a_rollout_that_fails_is_taken_back_and_held_until_the_spec_changes():
     assert cluster.broken == []
 
 
+def test_a_rollout_whose_sidecar_has_no_image_is_taken_back_and_says_which():
+    """The engine runs, the pod is never ready."""
+    cluster = served()
+    cluster.bad_sidecar.add("B")
+    cluster.change(image=with_tag("B"))
+    cluster.run(200)
+    told = cluster.condition("PrefillReady")
+    assert told.reason == "ImagePullFailed"
+    assert "container proxy: ImagePullBackOff" in told.message
+    cluster.run_until_quiet(3000)
+    assert cluster.engines() == {("prefill", "A"): 2, ("decode", "A"): 2}
+    assert cluster.condition("Progressing").reason == "RolledBack"
+    assert cluster.condition("Ready").message.count("ImagePullFailed")
+    assert cluster.broken == []
+
+
 def test_a_hold_outlives_an_operator_that_forgets_everything():
     cluster = served()
     cluster.bad.add("B")

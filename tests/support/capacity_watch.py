@@ -10,9 +10,9 @@ from typing import Self
 from cluster_deployment import Served
 
 from sluice_operator.cluster import KINDS
+from sluice_operator.groups import Group, capacity
 from sluice_operator.names import ENGINE_ROLES, LABEL_DEPLOYMENT, PodRole
 from sluice_operator.reading import read_pod
-from sluice_operator.rollout import Group, capacity
 
 LOOK_S = 0.05
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from sluice_operator import __main__ as operator_main
 from sluice_operator import plan as operator_plan
+from sluice_operator import template_check
 from sluice_operator.apply import Applier
 from sluice_operator.fleet import Heard
 from sluice_operator.fleet_client import LiveFleet, plaintext
@@ -115,6 +116,7 @@ def run(arguments):
     options.add_argument("--constant", action="append", default=[], help="MODULE.NAME=SECONDS, for waits of minutes")
     options.add_argument("--lives", help="of certificates, seconds: of a CA, of a leaf, and the wait between steps")
     options.add_argument("--other-defaults", action="store_true", help="an operator of another version")
+    options.add_argument("--lenient", action="store_true", help="an operator that accepts fields that no pod has")
     own, rest = options.parse_known_args(arguments)
     for told in own.constant:
         set_constant(*told.split("="))
@@ -122,6 +124,8 @@ def run(arguments):
         operator_plan.LIVES = Lives(*map(float, own.lives.split(",")))
     if own.other_defaults:
         operator_main.StandardRenderer = OtherDefaults
+    if own.lenient:
+        template_check.STRICT = template_check.LENIENT
     if own.die_after is not None:
         die_after(own.die_after)
     signal.signal(signal.SIGUSR1, say_where)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from certificate_secrets import FactSecrets
 
-from sluice_operator import rollout
+from sluice_operator import groups
 from sluice_operator.accept import parse
 from sluice_operator.actions import (
     Apply,
@@ -97,6 +97,7 @@ class SimPod:
     restarts: int = 0
     terminations: tuple[Termination, ...] = ()
     bad: bool = False
+    sidecar: str = ""
 
 
 @dataclass
@@ -110,12 +111,15 @@ class SimDeployment:
 
 @dataclass
 class Cluster:
-    """`room`: engine pods that find a node. `bad`: image tags whose pods crash. `start_s`: time to load."""
+    """`room`: engine pods that find a node. `bad`: image tags whose pods crash; `bad_sidecar`: those with a sidecar
+    whose image cannot be had; `unplaceable`: those that no node takes. `start_s`: time to load."""
 
     spec: dict
     room: int = 1000
     start_s: float = 20.0
     bad: set = field(default_factory=set)
+    bad_sidecar: set = field(default_factory=set)
+    unplaceable: set = field(default_factory=set)
     renderer: object = field(default_factory=lambda: StandardRenderer("control:1"))
     now: float = 1_000_000.0
 
@@ -200,9 +204,12 @@ class Cluster:
             waiting_reason=p.waiting_reason,
             restarts=p.restarts,
             terminating=p.gone_at is not None,
+            gone_by=p.gone_at + TERMINATING_S if p.gone_at is not None else 0.0,
             quarantined=p.quarantined,
             load=self.load(p) if answers else None,
             terminations=p.terminations,
+            sidecar=p.sidecar,
+            runs=p.started and not p.sidecar,
         )
 
     def load(self, p: SimPod) -> Load:
@@ -312,13 +319,13 @@ class Cluster:
             return 0, 0, None
         wanted = wanted or {PodRole.PREFILL: spec.prefill.replicas, PodRole.DECODE: spec.decode.replicas}
         seen = self.observe()
-        groups = [
-            rollout.Group(role, revision, revision, n, n)
+        counted = [
+            groups.Group(role, revision, revision, n, n)
             for role in ENGINE_ROLES
             for revision in {p.revision for p in seen.pods}
             for n in [sum(seen.is_useful(p) for p in seen.members(role, revision))]
         ]
-        return rollout.capacity(groups, wanted), rollout.allowed(wanted, spec.rollout.max_unavailable), wanted
+        return groups.capacity(counted, wanted), groups.allowed(wanted, spec.rollout.max_unavailable), wanted
 
     def _check_scale(self, deployment: SimDeployment, replicas: int) -> None:
         if deployment.role not in ENGINE_ROLES or replicas <= deployment.replicas:
@@ -397,7 +404,7 @@ class Cluster:
     def _live(self, pod: SimPod) -> None:
         if not pod.node:
             used = sum(bool(p.node) and p.role in ENGINE_ROLES for p in self.pods.values())
-            if pod.role is PodRole.GATEWAY or used < self.room:
+            if pod.role is PodRole.GATEWAY or (used < self.room and not self._is_of(pod, self.unplaceable)):
                 pod.node, pod.unschedulable, pod.scheduled = "node-1", "", self.now
             else:
                 pod.unschedulable = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
@@ -407,6 +414,8 @@ class Cluster:
             pod.terminations = (Termination(pod.restarts, 1, "Error", "bad weights", self.now),)
         elif not pod.started and self.now - pod.scheduled >= self.start_s:
             pod.started = True
+        if self._is_of(pod, self.bad_sidecar):
+            pod.sidecar, pod.waiting_reason = "proxy", "ImagePullBackOff"
         self._settle(pod)
         if pod.draining:
             pod.running, pod.waiting = max(0, pod.running - 1), 0
@@ -414,16 +423,19 @@ class Cluster:
             pod.running = self.work[pod.role]
 
     def _is_bad(self, pod: SimPod) -> bool:
-        if pod.bad:
-            return True
-        data = self.revisions.get(f"{self.name}-{pod.revision}")
-        return data is not None and any(
-            f":{tag}" in data["data"]["prefill"]["template"]["spec"]["containers"][0]["image"] for tag in self.bad
+        return pod.bad or self._is_of(pod, self.bad)
+
+    def _is_of(self, pod: SimPod, tags: set) -> bool:
+        return (
+            pod.role in ENGINE_ROLES
+            and f"{self.name}-{pod.revision}" in self.revisions
+            and self.tag_of(pod.revision) in tags
         )
 
     def _settle(self, pod: SimPod) -> None:
         gate = True if pod.role is PodRole.GATEWAY else pod.gate
-        ready = bool(pod.started and gate and not pod.draining and not (pod.wedged or pod.flapping or pod.gone_at))
+        is_down = pod.draining or pod.wedged or pod.flapping or pod.gone_at or pod.sidecar
+        ready = bool(pod.started and gate and not is_down)
         if ready != pod.ready:
             pod.ready, pod.ready_at = ready, self.now
 
@@ -436,6 +448,17 @@ class Cluster:
     def lose(self, name: str) -> None:
         """A node has gone with this pod."""
         self.pods.pop(name, None)
+
+    def delete(self, name: str) -> None:
+        """Somebody deletes this pod; its ReplicaSet makes another one."""
+        self.pods[name].gone_at, self.pods[name].ready = self.now, False
+
+    def restart(self, name: str) -> None:
+        """Its container ends (out of memory, say) and starts anew in the same pod."""
+        pod = self.pods[name]
+        pod.started = pod.ready = pod.draining = False
+        pod.ready_at = pod.scheduled = self.now
+        pod.restarts += 1
 
     def step(self, seconds: float = TICK_S) -> None:
         """One turn of the operator that carries everything out, then time."""

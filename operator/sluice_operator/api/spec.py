@@ -253,6 +253,12 @@ class AutoSpec:
         minimum=1,
         maximum=60000,
     )
+    pending_max_seconds: int = api(
+        "How long a new pod may wait for a node before it is given back; longer than the cluster takes to buy one.",
+        900,
+        minimum=1,
+        maximum=86400,
+    )
     behavior: BehaviorSpec = api("How fast to grow and shrink, as in autoscaling/v2.", BehaviorSpec)
 
 

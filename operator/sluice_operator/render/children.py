@@ -56,13 +56,12 @@ class OwnerRef:
 
 def standing(owner: OwnerRef, spec: ModelDeploymentSpec, api_ports: tuple[int, ...] = HTTPS) -> tuple[Object, ...]:
     """What does not depend on a revision. `api_ports`: where the API server listens."""
-    roles = tuple(PodRole)
     return (
         *(_account(owner, role) for role in (PodRole.GATEWAY, PodRole.PREFILL)),
         *_gateway_rights(owner),
         *(_engine_service(owner, role) for role in ENGINE_ROLES),
         _gateway_service(owner, spec),
-        *(_budget(owner, role) for role in roles),
+        *(_budget(owner, spec, role) for role in PodRole),
         *(
             _object("networking.k8s.io/v1", "NetworkPolicy", owner.meta(name, labels), spec=policy)
             for name, labels, policy in network_policies(owner.name, spec, api_ports)
@@ -166,17 +165,23 @@ def _gateway_service(owner: OwnerRef, spec: ModelDeploymentSpec) -> Object:
     return _object("v1", "Service", meta, spec=body)
 
 
-def _budget(owner: OwnerRef, role: PodRole) -> Object:
+def _budget(owner: OwnerRef, spec: ModelDeploymentSpec, role: PodRole) -> Object:
     """A node's drain takes one pod at a time, and a broken one always. One in quarantine serves nobody: were it
-    counted, no healthy one could be moved while it is kept."""
+    counted, no healthy one could be moved while it is kept.
+
+    Of engines the number is ours to say: `maxUnavailable` is counted against the replicas of all Deployments whose pods
+    the budget selects, and in a rollout these are more than are wanted. Two budgets, one per revision, would leave
+    none for a pod in both, and no number for one revision alone."""
     kept = {"key": names.LABEL_QUARANTINED, "operator": "DoesNotExist"}
-    spec = {
-        "maxUnavailable": 1,
+    wanted = {PodRole.PREFILL: spec.prefill.replicas, PodRole.DECODE: spec.decode.replicas}
+    limit = {"minAvailable": max(0, wanted[role] - 1)} if role in wanted else {"maxUnavailable": 1}
+    body = {
+        **limit,
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
         "selector": {"matchLabels": names.selector(owner.name, role), "matchExpressions": [kept]},
     }
     meta = owner.meta(names.role_name(owner.name, role), names.role_labels(owner.name, role))
-    return _object("policy/v1", "PodDisruptionBudget", meta, spec=spec)
+    return _object("policy/v1", "PodDisruptionBudget", meta, spec=body)
 
 
 def _pod_monitor(owner: OwnerRef) -> Object:

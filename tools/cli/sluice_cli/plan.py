@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="running", type=Path, metavar="OLD", help="the ModelDeployment that runs now: plan the rollout"
     )
+    parser.add_argument(
+        "-o", "--output", choices=("text", "yaml"), default="text",
+        help="yaml: print the objects that the operator would make, instead of the steps",
+    )  # fmt: skip
     parser.add_argument("--control-image", default="sluice-control:dev", help="of operator and gateway")
 
 
@@ -47,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, PlanError) as error:
         print(f"sluice plan: {error}", file=sys.stderr)
         return 2
+    if args.output == "yaml":
+        return _print_objects(wanted, args)
     from sluice_operator import offline
 
     lines = offline.report(wanted.namespace, wanted.name, wanted.spec, nodes, args.control_image)
@@ -58,6 +65,28 @@ def run(args: argparse.Namespace) -> int:
         for text in offline.rollout_report(wanted.name, running.spec, wanted.spec):
             print(text)
     return status
+
+
+def _print_objects(wanted: Manifest, args: argparse.Namespace) -> int:
+    if args.nodes is not None or args.running is not None:
+        print("sluice plan: -o yaml prints objects alone: leave --nodes and --from out", file=sys.stderr)
+        return 2
+    import yaml
+
+    from sluice_operator import offline
+
+    try:
+        objects = offline.objects(wanted.namespace, wanted.name, wanted.spec, args.control_image)
+    except offline.NotAccepted as error:
+        print("sluice plan: not accepted", *error.problems, sep="\n  ", file=sys.stderr)
+        return 1
+    print(yaml.safe_dump_all(map(_plain, objects), sort_keys=False), end="")
+    return 0
+
+
+def _plain(value: Any) -> Any:
+    """Without types and shared parts that YAML would name."""
+    return json.loads(json.dumps(value))
 
 
 def read_manifest(path: Path) -> Manifest:
