@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,8 +39,8 @@ from sluice_engine.sequence import (
     StepDone,
 )
 from sluice_engine.spec import EngineSpec, ResolvedEngine
-from sluice_engine.state import SchedulerState
-from sluice_engine.step import CHAIN_START, BadRecord, StepResult, encode_step, objection_to
+from sluice_engine.state import Plan, SchedulerState
+from sluice_engine.step import CHAIN_START, BadRecord, RecordRef, StepResult, encode_step, objection_to
 from sluice_engine.tracing import NO_TRACER, Span, Tracer
 from sluice_engine.turns import Turns
 from sluice_engine.under_way import SentStep, UnderWay
@@ -408,13 +408,18 @@ class Leader:
         if (following := self._under_way.oldest) is not None:
             self.rooms.pull(following.planned.record.pulls)
         self._kick()  # before anybody hears of this step: ranks wait for the next plan, not for who writes the tokens
+        bad = self._take_checks(planned, results) if planned.record.checks else ()
+        self.rooms.on_result(planned, first, bad)
+        self._publish(publish_step(self.streams, planned.rows, first))
+        self.marks.published()
+
+    def _take_checks(self, planned: Plan, results: list[StepResult]) -> Collection[RecordRef]:
+        """What the step has verified. Returns the records that some rank calls bad; what rests on them is ended."""
+        self.counters["records_checked"] += len(planned.record.checks)
         self._scrubber.measured(max(result.check_ns for result in results), self.clock())
         if bad := [entry for result in results for entry in result.bad]:
             self._condemn(bad)
-        self.counters["records_checked"] += len(planned.record.checks)
-        self.rooms.on_result(planned, first, {entry.ref for entry in bad})
-        self._publish(publish_step(self.streams, planned.rows, first))
-        self.marks.published()
+        return {entry.ref for entry in bad}
 
     def _condemn(self, bad: list[BadRecord]) -> None:
         """Closed records are not what was written: nothing that may have been computed from them is published any more,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -17,7 +16,6 @@ from sluice_engine import log
 from sluice_engine.corruption import RECORD_CORRUPT, TOKENS_SUSPECT
 from sluice_engine.granted import fault_of_grant
 from sluice_engine.pair_health import LANE_REASONS, PairHealth
-from sluice_engine.peer_budget import PeerBudget
 from sluice_engine.sequence import (
     Aborted,
     EndCause,
@@ -31,7 +29,8 @@ from sluice_engine.sequence import (
     Suspected,
 )
 from sluice_engine.state import Plan
-from sluice_engine.step import PullSet, RecordRef, StepResult
+from sluice_engine.step import PullSet, RecordRef, StepRecord, StepResult
+from sluice_engine.suspicion import Suspicion
 from sluice_engine.tracing import NO_TRACER, Span
 from sluice_protocol.generate import EndReason, Refused, Route
 from sluice_protocol.lease import LeaseEvent
@@ -152,12 +151,9 @@ class Rooms:
         self._by_lease: dict[str, ReaderRoom] = {}
         self._closed: dict[RecordRef, tuple[bytes, int]] = {}  # identity, digest
         self._closing: dict[RecordRef, bytes] = {}
-        # To be verified -> the host of the reader that says so, and the first step whose checks count.
-        self._suspects: dict[RecordRef, tuple[str, int]] = {}
+        self.suspicion = Suspicion()
         self._has_delayed = False
-        self._mismatches = PeerBudget()
         self.pairs = PairHealth()  # by the source's address
-        self.lanes: Counter[str] = Counter()  # by the reader's host: records that were good here and not there
 
     @property
     def can_pull(self) -> bool:
@@ -170,7 +166,7 @@ class Rooms:
         for ref in planned.record.released:  # maybe closed by a step that is under way
             self._closed.pop(ref, None)
             self._closing.pop(ref, None)
-            self._suspects.pop(ref, None)
+            self.suspicion.forget(ref)
         for close in planned.record.closed:
             self._closing[close.ref] = close.identity
         for sequence, have_prefix in planned.rooms:
@@ -195,7 +191,7 @@ class Rooms:
         for entry in result.digests:
             if (identity := self._closing.pop(entry.ref, None)) is not None:
                 self._closed[entry.ref] = (identity, entry.digest)
-        self._end_suspicion(planned, bad)
+        self._end_suspicion(planned.record, bad)
         if not self.sources:
             return
         for sampled in result.sampled:
@@ -298,29 +294,21 @@ class Rooms:
             return
         named = {(name.kind, name.record, name.generation) for name in mismatch.records}
         refs = tuple(ref for ref in sequence.leased if (ref.kind.value, ref.record, ref.generation) in named)
-        counters = self._leader.counters
-        counters["mismatches_reported"] += 1
-        if not self._mismatches.admits(room.peer, len(refs), self._leader.clock()):
-            counters["mismatches_ignored"] += 1
+        leader = self._leader
+        leader.counters["mismatches_reported"] += 1
+        if not self.suspicion.cast(refs, room.peer, leader.state.next_number, leader.clock()):
+            leader.counters["mismatches_ignored"] += 1
             return
         log.warning("a reader reports a mismatch", **room.ids, peer=room.peer, records=len(refs))
-        self._suspects.update(dict.fromkeys(refs, (room.peer, self._leader.state.next_number)))
-        self._leader.tell(Suspected(refs))
+        leader.tell(Suspected(refs))
 
-    def _end_suspicion(self, planned: Plan, bad: Collection[RecordRef]) -> None:
-        """Records that this step has verified. Those that are good here were changed on their way: the lane to that
-        peer is suspect."""
-        if not self._suspects and not self._has_delayed:
+    def _end_suspicion(self, record: StepRecord, bad: Collection[RecordRef]) -> None:
+        """Of records that this step has verified; grants that waited for them go out."""
+        if not self.suspicion and not self._has_delayed:
             return
-        for check in planned.record.checks:
-            peer, first_step = self._suspects.get(check.ref, ("", planned.record.number + 1))
-            if planned.record.number < first_step:
-                continue  # It is not suspect, or this check was planned before the reader said so.
-            del self._suspects[check.ref]
-            if check.ref not in bad:
-                self._leader.counters["lane_mismatches"] += 1
-                self.lanes[peer] += 1
-                self._leader.marks.say(f"LaneSuspect: {peer} received other bytes than this engine has")
+        for peer in self.suspicion.judge(record, bad):
+            self._leader.counters["lane_mismatches"] += 1
+            self._leader.marks.say(f"LaneSuspect: {peer} received other bytes than this engine has")
         self._has_delayed = False
         for room in list(self.sources.values()):
             delayed, room.delayed = room.delayed, []
@@ -347,7 +335,7 @@ class Rooms:
         room.port.post(LeaseEvent.FIRST_TOKEN_ENDS if ends else LeaseEvent.FIRST_TOKEN, message)
 
     def _grant(self, room: SourceRoom, grant: Grant) -> None:
-        if room.delayed or any(ref in self._suspects for _, ref, _ in grant.records):
+        if room.delayed or self.suspicion.rests_on(ref for _, ref, _ in grant.records):
             room.delayed.append(grant)
             self._has_delayed = True
             return

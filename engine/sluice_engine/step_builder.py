@@ -114,7 +114,8 @@ class StepBuilder:
 
     def drop_stale_checks(self) -> None:
         """Of records that have begun another generation since, or none: ranks hear of that before they check."""
-        self.checks = {ref: check for ref, check in self.checks.items() if self.ledger.seal(ref) is not None}
+        if self.checks:
+            self.checks = {ref: check for ref, check in self.checks.items() if self.ledger.seal(ref) is not None}
 
     def _scrub(self, nbytes: int) -> None:
         """Closed records that nobody asks for, in turn, until they are so many bytes or enough were looked at."""

@@ -9,7 +9,7 @@ import pytest
 from leader_double import HeldRank, PromptRank, make_leader, turns
 
 from sluice_engine.leader import Leader
-from sluice_engine.peer_budget import MOST_RECORDS, WINDOW_S, PeerBudget
+from sluice_engine.suspicion import MOST_RECORDS, WINDOW_S, PeerBudget
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import Refused, Role
 from sluice_protocol.lease import LeaseEvent
@@ -106,9 +106,9 @@ async def test_a_record_that_is_good_at_its_source_names_the_lane_to_that_peer(t
     await settled(leader)
     assert leader.counters["records_corrupt"] == 0
     assert leader.counters["lane_mismatches"] == 2
-    assert leader.rooms.lanes == {"10.0.0.7": 2}
+    assert leader.rooms.suspicion.lanes == {"10.0.0.7": 2}
     assert leader.state.ledger.count(RecordKind.PAGE).quarantined == 0
-    assert not leader.rooms._suspects
+    assert not leader.rooms.suspicion
 
 
 async def test_a_reader_can_only_cast_suspicion_on_what_its_own_lease_holds(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ async def test_a_reader_can_only_cast_suspicion_on_what_its_own_lease_holds(tmp_
     end(leader, port, Mismatch(foreign))
     await settled(leader)
     assert leader.counters["lane_mismatches"] == leader.counters["records_corrupt"] == 0
-    assert not leader.rooms._suspects
+    assert not leader.rooms.suspicion
 
 
 async def test_a_grant_of_a_suspect_record_waits_until_it_is_verified(tmp_path: Path) -> None:

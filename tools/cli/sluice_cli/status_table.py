@@ -29,7 +29,7 @@ _STYLES = {
     "quarantined": "bold red",
     "collecting evidence": "bold red",
 }
-_POOL_STYLES = {"live": "blue", "filling": "yellow", "stranded": "red"}
+_POOL_STYLES = {"live": "blue", "filling": "yellow", "stranded": "red", "quarantined": "red"}
 
 
 def show(view: View, console: Console | None = None) -> None:
