@@ -1,6 +1,7 @@
 """Records that a reader says are not what was granted, until a check here has shown which side is wrong.
 
-No clock, no I/O. A reader may lie, so no peer may ask for more than a bounded number of checks, and nothing is dropped on its word alone.
+No clock, no I/O. A reader may lie, so no peer may ask for more than a bounded number of checks, and nothing is dropped
+on its word alone.
 """
 
 from __future__ import annotations

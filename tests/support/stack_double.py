@@ -301,7 +301,7 @@ class ChatStream:
         assert response.status == 200, (response.status, response.read())
         for line in response:
             data = line.removeprefix(b"data: ").strip()
-            if not data or data == b"[DONE]":
+            if not line.startswith(b"data: ") or data == b"[DONE]":  # else a comment that keeps the connection alive
                 continue
             chunk = json.loads(data)
             assert "error" not in chunk, chunk

@@ -82,6 +82,8 @@ class Chat:
             self.error = f"{response.status}: {response.read()[:300]!r}"
             return
         for line in response:
+            if not line.startswith(b"data: "):  # an empty line, or a comment that only keeps the connection alive
+                continue
             data = line.removeprefix(b"data: ").strip()
             if not data or data == b"[DONE]":
                 continue
