@@ -18,6 +18,7 @@ from transfer_double import KEY, PLAN, fill, item, new_memory, tiny_layouts
 
 from sluice_engine.pool import RecordPool
 from sluice_engine.step import PullItem, PullSet
+from sluice_engine.transfer.lanes import count_nvidia_gpus
 from sluice_engine.transfer.link import SidecarLink
 from sluice_engine.transfer.messages import PullEvent, PullFailed, PullsTerminal, RecordsDone, Stats
 from sluice_engine.transfer.pull import PullerSettings
@@ -28,7 +29,9 @@ from sluice_protocol.source import SourceHello
 from sluice_records import Layouts, PoolPlan, RecordKind
 
 FINGERPRINT = Fingerprint.of({"model": "tiny"})
-LANES = ("tcp,cma,self", "tcp,self")
+# NIXL makes no agent without a CUDA lane where it sees a GPU.
+_CUDA = ",cuda_copy" if count_nvidia_gpus() else ""
+LANES = (f"tcp,cma,self{_CUDA}", f"tcp,self{_CUDA}")
 
 
 @dataclass

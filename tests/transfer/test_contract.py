@@ -8,6 +8,7 @@ import sys
 
 import nixl_contract
 import pytest
+from sidecar_double import LANES
 from transfer_contract import CHECKS, Rig
 from transfer_double import fill, hello, new_pools, tiny_layouts
 
@@ -82,7 +83,7 @@ def test_in_process_transports_keep_the_contract(rig: type[Rig], check: str) -> 
 def nixl_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The whole suite in one process of its own: it owns an agent, so it is no place for pytest."""
     folder = tmp_path_factory.mktemp("nixl")
-    program = [sys.executable, nixl_contract.__file__, "tcp,self", str(folder)]
+    program = [sys.executable, nixl_contract.__file__, LANES[1], str(folder)]
     done = subprocess.run(program, capture_output=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr.decode()
     return dict(json.loads(done.stdout.decode().splitlines()[-1]))

@@ -62,7 +62,7 @@ async def test_the_poller_can_be_held_between_pieces_of_one_record(tmp_path: Pat
 
 async def test_a_sidecar_without_work_is_seldom_awake(tmp_path: Path) -> None:
     """NIXL's progress thread looked a thousand times a second, by CMA for nothing."""
-    async with sidecar_pair(tmp_path, "tcp,cma,self") as pair:
+    async with sidecar_pair(tmp_path, LANES[0]) as pair:
         before = switches(pair.reader.process.pid)
         await asyncio.sleep(2)
         assert switches(pair.reader.process.pid) - before < 1000
@@ -111,7 +111,7 @@ async def freeze_mid_pull(pair: Pair) -> int:
 
 async def test_a_frozen_source_leaves_a_zombie_that_lands_late_and_says_so(tmp_path: Path) -> None:
     """The control for the fence: without it the bytes do come."""
-    async with sidecar_pair(tmp_path, "tcp,self", puller=ONE_RECORD) as pair:
+    async with sidecar_pair(tmp_path, LANES[1], puller=ONE_RECORD) as pair:
         record = await freeze_mid_pull(pair)
         assert await pair.reader.stop("lease") == PullsTerminal("lease", ((PAGE, record),))
         stats = await pair.reader.link.stats()
@@ -124,7 +124,7 @@ async def test_a_frozen_source_leaves_a_zombie_that_lands_late_and_says_so(tmp_p
 
 
 async def test_after_the_fence_nothing_lands_and_a_new_incarnation_serves(tmp_path: Path) -> None:
-    async with sidecar_pair(tmp_path, "tcp,self", puller=ONE_RECORD) as pair:
+    async with sidecar_pair(tmp_path, LANES[1], puller=ONE_RECORD) as pair:
         record = await freeze_mid_pull(pair)
         assert await pair.reader.stop("lease") == PullsTerminal("lease", ((PAGE, record),))
         assert (await pair.reader.link.stats()).counters["zombies"] == 1
@@ -148,7 +148,7 @@ async def test_after_the_fence_nothing_lands_and_a_new_incarnation_serves(tmp_pa
 
 async def test_a_frozen_source_meets_its_deadline_by_itself(tmp_path: Path) -> None:
     settings = PullerSettings(piece_bytes=RECORD_BYTES, deadline_base_s=0.5, settle_s=0.2)
-    async with sidecar_pair(tmp_path, "tcp,self", puller=settings) as pair:
+    async with sidecar_pair(tmp_path, LANES[1], puller=settings) as pair:
         record = await freeze_mid_pull(pair)
         failed = await pair.reader.event(PullFailed, "lease")
         assert isinstance(failed, PullFailed)

@@ -295,8 +295,10 @@ async def test_an_orphan_ends_by_itself(tmp_path: Path, memory: Memory) -> None:
 
 FORKER = """
 import os, sys
+from sluice_engine.transfer.lanes import choose_lanes, count_nvidia_gpus
 from sluice_engine.transfer.nixl import NixlSettings, create_agent, load_nixl
-agents = [create_agent(nixl := load_nixl(NixlSettings("tcp,cma,self", one_host=True)), "a"), create_agent(nixl, "b")]
+nixl = load_nixl(NixlSettings(choose_lanes(count_nvidia_gpus()), one_host=True))
+agents = [create_agent(nixl, "a"), create_agent(nixl, "b")]
 pid = os.fork()
 if pid == 0:
     print("the child ran", flush=True)
