@@ -71,7 +71,7 @@ def _reasoning(place: str, entry: dict[str, Json]) -> str:
 
 
 def _content(place: str, value: Json, role: Speaker) -> str:
-    """A string, or parts of type text, which are joined."""
+    """A string, or parts of type text, which are joined: those of a tool's result as paragraphs."""
     if value is None:
         raise invalid(place, f"Missing required parameter: '{place}'.", "missing_required_parameter")
     if isinstance(value, str):
@@ -80,7 +80,8 @@ def _content(place: str, value: Json, role: Speaker) -> str:
         raise f.wrong_type(place, "a string or an array of parts", value)
     if not f.array(place, value):
         raise f.wrong_value(place, "must not be an empty array.")
-    return "".join(_part(f"{place}[{index}]", part, role) for index, part in enumerate(value))
+    between = "\n\n" if role is Speaker.TOOL else ""
+    return between.join(_part(f"{place}[{index}]", part, role) for index, part in enumerate(value))
 
 
 def _part(place: str, value: Json, role: Speaker) -> str:

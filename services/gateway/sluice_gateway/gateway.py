@@ -187,6 +187,7 @@ class Gateway:
             max_context_tokens=min((hello.max_context_tokens for hello in hellos), default=UNKNOWN_CONTEXT),
             max_choices=self.settings.max_choices,
             defaults=self.settings.sampling_defaults,
+            efforts=self.settings.efforts.paragraphs,
         )
 
     def _hellos(self) -> list[EngineHello]:
