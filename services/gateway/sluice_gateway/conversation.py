@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sluice_gateway import fields as f
-from sluice_gateway.errors import invalid
+from sluice_gateway.errors import invalid, quoted
 from sluice_gateway.fields import Json
 from sluice_gateway.messages import Message, Speaker, ToolCall
 from sluice_gateway.tool_arguments import BadArguments, parse_arguments
@@ -89,7 +89,7 @@ def _part(place: str, value: Json, role: Speaker) -> str:
     kind = f.string(f"{place}.type", part.get("type"))
     kinds = ("text", "refusal") if role is Speaker.ASSISTANT else ("text",)
     if kind not in kinds:
-        raise f.wrong_value(f"{place}.type", f"only parts of type 'text' are supported, but got {f.quoted(kind)}.")
+        raise f.wrong_value(f"{place}.type", f"only parts of type 'text' are supported, but got {quoted(kind)}.")
     f.only_keys(place, part, MESSAGE_IGNORED | {"type", kind})
     return f.string(f"{place}.{kind}", part.get(kind))
 

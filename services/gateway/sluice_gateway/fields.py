@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from sluice_gateway.errors import ApiError, invalid
+from sluice_gateway.errors import ApiError, invalid, quoted
 from sluice_protocol.sampling import BIAS
 
 Json = Any
@@ -28,11 +27,6 @@ _NAMES: dict[type, str] = {
 
 def type_name(value: Json) -> str:
     return _NAMES.get(type(value), type(value).__name__)
-
-
-def quoted(value: str, most: int = 64) -> str:
-    """A client's own text in a message for it, as JSON would write it, and not more of it than helps."""
-    return json.dumps(value if len(value) <= most else f"{value[:most]}...", ensure_ascii=False)
 
 
 def wrong_type(field: str, expected: str, value: Json) -> ApiError:

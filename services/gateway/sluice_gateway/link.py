@@ -109,7 +109,7 @@ class Link:
                 raise
             except Exception as error:  # a defect of ours ends this connection, never the loop
                 logger.exception("connection to %s", self.member.address)
-                self._reset(repr(error))
+                self._reset(f"{type(error).__name__}: {error}")
             finally:
                 await self._close(client)
             await asyncio.sleep(backoff)

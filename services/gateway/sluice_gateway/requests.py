@@ -158,7 +158,8 @@ def sampling_numbers(body: Mapping[str, Json], base: Sampling) -> Sampling:
     return replace(
         base,
         temperature=number("temperature"),
-        top_p=number("top_p"),
+        # 0 means the best token only; so does the least that goes over the wire, where 0 is "not set".
+        top_p=max(BOUNDS["top_p"].low, take(body, "top_p", f.number(0.0, BOUNDS["top_p"].high), base.top_p)),
         top_k=take(body, "top_k", _top_k, base.top_k),
         min_p=number("min_p"),
         repetition_penalty=number("repetition_penalty"),

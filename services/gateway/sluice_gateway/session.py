@@ -64,7 +64,7 @@ class Try:
                 self.call.cancel()
         except Exception as error:  # input ends its own stream only
             logger.exception("a token could not be handled")
-            self.fail(Lost("GatewayFailed", repr(error)))
+            self.fail(Lost("GatewayFailed", f"{type(error).__name__}: {error}"))
         if self._enough is not None and self.received >= self._target:
             self._enough.set()
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sluice_gateway import fields as f
+from sluice_gateway.errors import quoted
 from sluice_gateway.fields import Json, take
 
 NAMES = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -61,5 +62,5 @@ def _effort(field: str, value: Json, efforts: Mapping[str, str]) -> str | None:
             "no effort can be chosen, for the checkpoint's chat encoder is not one that this gateway knows; send"
             ' "none", or {"thinking": {"type": "enabled"}} to have the model think.',
         )
-    known = ", ".join(f.quoted(name) for name in ("none", *efforts))
-    raise f.wrong_value(field, f"this model has no effort {f.quoted(effort)}; send one of {known}.")
+    known = ", ".join(quoted(name) for name in ("none", *efforts))
+    raise f.wrong_value(field, f"this model has no effort {quoted(effort)}; send one of {known}.")
