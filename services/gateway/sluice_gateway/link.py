@@ -37,6 +37,7 @@ class Timings:
 class Link:
     """`run` keeps the connection up for as long as it is not cancelled; `on_change` is called when `view` changed.
 
+    `is_new`: it has neither answered a Load yet nor refused or lost the connection.
     `last_hello` is that of the last life that was usable, also while nobody is there. `leaning`: tries on other
     engines that wait for this one's prefill. `elsewhere`: whether some pair without this engine could take work.
     """
@@ -69,6 +70,7 @@ class Link:
         self._sick_since: float | None = None
         self.leaning: set[Try] = set()
         self.view = Engine(member, trouble="NotConnected")
+        self.is_new = True
         self.last_hello: EngineHello | None = None
 
     def known(self, now: float) -> Known:
@@ -162,6 +164,7 @@ class Link:
                 if load.incarnation != session.hello.incarnation:
                     raise EngineLost(f"{self.member.address}: restarted as {load.incarnation}")
                 self._session = session
+                self.is_new = False
                 self.last_hello = session.hello
                 self._loaded_at = self._clock()
                 self._show(Engine(self.member, session.hello, load, self._since_poll, suspect=self._suspect))
@@ -207,6 +210,7 @@ class Link:
 
     def _reset(self, why: str) -> None:
         session, self._session = self._session, None
+        self.is_new = False
         if session is not None:
             session.fail_all(Lost(ENGINE_LOST, why))
         if session is not None or self.view.trouble != why:
@@ -220,7 +224,7 @@ class Link:
         prefills for it."""
         session = self._session
         if session is None:
-            return Lost(ENGINE_LOST, f"{self.member.address}: {self.view.trouble}")
+            return Lost(ENGINE_LOST, f"{self.member.address}: {self.view.trouble}", has_begun=False)
 
         def first() -> None:
             if source is not None:

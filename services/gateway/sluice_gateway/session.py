@@ -27,10 +27,11 @@ STREAMS = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A try that ended without a word from the engine."""
+    """A try that ended without a word from the engine. `has_begun` False: the engine never had it."""
 
     reason: str
     detail: str
+    has_begun: bool = True
 
 
 TryResult = Ended | Refused | Lost
