@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from sluice_gateway.engine import ClientFactory, EngineClient, EngineLost
-from sluice_gateway.fleet import Engine, Member
+from sluice_gateway.fleet import DOWN, Engine, Member
 from sluice_gateway.histograms import Latencies
 from sluice_gateway.reasons import ENGINE_LOST, SOURCE_LOST
 from sluice_gateway.report import Known
@@ -69,8 +69,8 @@ class Link:
         self._elsewhere = elsewhere
         self._sick_since: float | None = None
         self.leaning: set[Try] = set()
-        self.view = Engine(member, trouble="NotConnected")
-        self.is_new = True
+        self.view = Engine(member, trouble=f"{DOWN}: {member.down}" if member.down else "NotConnected")
+        self.is_new = not member.down
         self.last_hello: EngineHello | None = None
 
     def known(self, now: float) -> Known:
@@ -95,6 +95,8 @@ class Link:
         self.view = Engine(seen.member, seen.hello, seen.load, seen.own + change, seen.trouble, seen.suspect)
 
     async def run(self) -> None:
+        if self.member.down:  # until the fleet says otherwise, which makes another member of it
+            return
         backoff = self._timings.first_backoff_s
         while True:
             client: EngineClient | None = None
