@@ -114,7 +114,7 @@ TRIED: dict[str, tuple[Any, Any]] = {
     "length_penalty": (1.0, 0.5),
     "best_of": (1, 2),
     "bad_words": ([], ["x"]),
-    "response_format": ({"type": "text"}, {"type": "json_object"}),
+    "response_format": ({"type": "text", "json_schema": None}, {"type": "json_object"}),
 }
 
 
