@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from sluice_gateway.fleet import Fleet, Member, parse_fleet
@@ -55,9 +56,22 @@ async def test_others_serve_and_it_serves_when_it_is_back(start: Any) -> None:
 
 
 async def test_a_client_hears_that_it_is_away_and_not_what_it_said_at_its_end(start: Any) -> None:
-    stack = await start({"p1": engines()["p1"]}, wait=False, extra=(AWAY,))
+    stack = await start({"p1": engines()["p1"]}, wait=False, extra=(AWAY,), outage_s=0.0)
     await stack.until(lambda: stack.gateway.members.links["p1"].view.load is not None)
     answer = await stack.chat()
     assert answer.status_code == 503
     assert "decode decode-1: Down" in answer.json()["error"]["message"]
     assert "exit status" not in answer.text
+
+
+async def test_a_gateway_that_has_just_started_waits_for_who_is_being_started(start: Any) -> None:
+    """Gateway and engines died together, and the gateway is back first."""
+    stack = await start({"p1": engines()["p1"]}, wait=False, extra=(AWAY,))
+    await stack.until(lambda: stack.gateway.members.links["p1"].view.load is not None)
+    asked = asyncio.create_task(stack.chat())
+    await stack.until(lambda: stack.gateway.dispatcher.queued == 1)
+    stack.fleet.engines["d2"] = back = MemoryEngine(Role.DECODE, lambda _p, _i: 97)
+    steps = asyncio.create_task(back.run())
+    stack.gateway.members.set_fleet(Fleet((Member(Role.PREFILL, "p1"), Member(Role.DECODE, "d2"))))
+    assert (await asked).status_code == 200
+    steps.cancel()

@@ -37,7 +37,7 @@ class Timings:
 class Link:
     """`run` keeps the connection up for as long as it is not cancelled; `on_change` is called when `view` changed.
 
-    `is_new`: it has neither answered a Load yet nor refused or lost the connection.
+    `is_new`: it has neither answered a Load yet nor refused or lost the connection; one that is down may still come.
     `last_hello` is that of the last life that was usable, also while nobody is there. `leaning`: tries on other
     engines that wait for this one's prefill. `elsewhere`: whether some pair without this engine could take work.
     """
@@ -70,7 +70,7 @@ class Link:
         self._sick_since: float | None = None
         self.leaning: set[Try] = set()
         self.view = Engine(member, trouble=f"{DOWN}: {member.down}" if member.down else "NotConnected")
-        self.is_new = not member.down
+        self.is_new = True
         self.last_hello: EngineHello | None = None
 
     def known(self, now: float) -> Known:
