@@ -10,6 +10,8 @@ import pytest
 
 from sluice_cli import services, stack
 from sluice_cli.services import Service
+from sluice_gateway.fleet import Member
+from sluice_gateway.members import read_fleet
 from sluice_protocol.generate import Role
 
 LIMIT = 20_000
@@ -156,7 +158,8 @@ def test_a_fleet_that_finds_no_room_is_told_as_soon_as_there_is_some(tmp_path: P
         one._members["unified-0"] = ("unified", "127.0.0.1:7")
         one._tell_fleet()
         await asyncio.sleep(0.05)
-        assert json.loads((tmp_path / "fleet.json").read_text()) == {"members": []}
+        starting = {"role": "unified", "name": "unified-0", "down": "it is starting"}
+        assert json.loads((tmp_path / "fleet.json").read_text()) == {"members": [starting]}
         (tmp_path / "fleet.new").rmdir()
         async with asyncio.timeout(20):
             while "127.0.0.1:7" not in (tmp_path / "fleet.json").read_text():  # noqa: ASYNC110 - a file
@@ -164,3 +167,30 @@ def test_a_fleet_that_finds_no_room_is_told_as_soon_as_there_is_some(tmp_path: P
 
     asyncio.run(scenario())
     assert capsys.readouterr().out.count("the gateway is not told of the engines yet") == 1
+
+
+def test_an_engine_that_dies_again_and_again_stays_in_the_fleet(tmp_path: Path, capsys) -> None:
+    """... with the reason, so that the status page misses it."""
+    spec = stack.StackSpec(model=None, name="scripted", roles=((Role.PREFILL, 1), (Role.DECODE, 1)), engine={})
+
+    def members() -> dict[str, Member]:
+        return {member.role.value: member for member in read_fleet(tmp_path / "fleet.json").members if member.role}
+
+    async def scenario() -> None:
+        one = stack.Stack(spec, 1, tmp_path)
+        assert members()["decode"] == Member(Role.DECODE, "decode-0", "it is starting")
+        for death in (1, 2, 3):
+            one._on_death("decode-0", "exit status 1", "")
+            told = members()["decode"]
+            assert told.address == "decode-0"
+            assert "exit status 1" in told.down
+            assert told.down.endswith(f"deaths so far: {death}")
+        one._on_death("gateway", "exit status 1", "")
+        assert len(members()) == 2
+        decode = next(service for service in one.services if service.name == "decode-0")
+        decode.on_ready({"event": "ready", "address": "127.0.0.1:7"})
+        assert members()["decode"] == Member(Role.DECODE, "127.0.0.1:7")
+        one._on_death("decode-0", "killed by signal 9", "")
+        assert "signal 9" in members()["decode"].down
+
+    asyncio.run(scenario())

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+from sluice_gateway.frames import completion_logprobs
 from sluice_gateway.memory import Fault, MemoryEngine
+from sluice_gateway.tokenizer import ByteTokenizer
+from sluice_gateway.track import Shown
 from sluice_protocol.generate import Role
+from sluice_protocol.sampling import BOUNDS, TokenLogprobs
 
 EOS = 257
 
@@ -170,6 +174,22 @@ async def test_sampling_fields_reach_the_engine(start: Any) -> None:
     assert stack["u"].requests[2].sampling.max_tokens == 16
 
 
+async def test_a_top_p_of_0_takes_the_best_token_only(start: Any) -> None:
+    """That is the least top_p of an engine; see `test_top_k_top_p_and_min_p_keep_exactly_their_sets`."""
+    stack = await start(model("Hi"))
+    for value in (0, 0.0, 1e-300):
+        assert (await stack.chat(top_p=value)).status_code == 200
+    assert [request.sampling.top_p for request in stack["u"].requests] == [BOUNDS["top_p"].low] * 3
+
+
+@pytest.mark.parametrize("top", [(), (98, 99)])
+def test_the_sampled_token_is_always_among_a_completions_top_logprobs(top: tuple[int, ...]) -> None:
+    sampled = Shown(97, TokenLogprobs(-3.0, top, (-0.1, -0.2)[: len(top)]), 0)
+    told = completion_logprobs([sampled], ByteTokenizer())
+    expected = {chr(token): logprob for token, logprob in zip(top, (-0.1, -0.2))} | {"a": -3.0}
+    assert told["top_logprobs"] == [expected]
+
+
 async def test_chat_logprobs(start: Any) -> None:
     stack = await start(model("Hé"))
     whole, parts = await both(stack, logprobs=True, top_logprobs=2)
@@ -198,7 +218,11 @@ async def test_completion_logprobs(start: Any) -> None:
     assert logprobs["text_offset"] == [0, 1, 1]
     assert logprobs["token_logprobs"] == [-0.5] * 3
     assert logprobs["top_logprobs"][0] == {"H": -0.5}
-    assert (await stack.complete(logprobs=0)).json()["choices"][0]["logprobs"]["top_logprobs"] == [{}, {}, {}]
+    assert (await stack.complete(logprobs=0)).json()["choices"][0]["logprobs"]["top_logprobs"] == [
+        {"H": -0.5},
+        {"bytes:\\xc3": -0.5},
+        {"bytes:\\xa9": -0.5},
+    ]
 
 
 async def test_completions_take_texts_and_tokens_one_or_many(start: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_gateway.faults import DELAYS_S, FREE_REPEATS, Culprit, Faults, culprit_of, fault_delay
+from sluice_gateway.faults import DELAYS_S, FREE_REPEATS, Culprit, Faults, culprit_of, fault_delay, had_in_work
 from sluice_gateway.fleet import Engine, Member, Pair
 from sluice_gateway.queue import may_wait
 from sluice_gateway.session import Lost, TryResult
@@ -72,6 +72,43 @@ def test_victims_are_lives_not_sights() -> None:
     for life in ("i1", "i1", "i2"):
         faults = faults.with_fault(Culprit("p", life))
     assert faults.with_progress().victims == 2
+
+
+REFUSED, UNSENT = Refused("PeerLost", "", 0), Lost("EngineLost", "NotConnected", has_begun=False)
+PD, ONE = Pair(D, P), Pair(engine(Role.UNIFIED, "u"))
+
+
+@pytest.mark.parametrize(
+    ("result", "pair", "num_tokens", "expected"),
+    [
+        (failed("SourceLost"), PD, 0, True),  # prefill had it
+        (failed("SourceLost"), PD, 5, False),  # prefill kept its records only
+        (Lost("EngineLost", "died"), PD, 0, False),  # decode waited for prefill
+        (Lost("EngineLost", "died"), PD, 5, True),
+        (failed("TransportLost"), PD, 0, False),
+        (Lost("EngineLost", "died"), ONE, 0, True),
+        (Lost("EngineLost", "died"), ONE, 5, True),
+        (REFUSED, PD, 0, False),
+        (UNSENT, PD, 0, False),
+        (UNSENT, ONE, 0, False),
+        (failed("SourceLost"), Pair(D, replace(P, suspect=True)), 0, False),  # it was dead before
+        (failed("SourceLost"), Pair(replace(D, suspect=True), P), 0, True),  # that was another one
+        (Lost("EngineLost", "died"), Pair(replace(ONE.decode, suspect=True)), 0, False),
+        (Lost("EngineLost", "died"), Pair(replace(ONE.decode, suspect=True)), 1, True),  # it was not dead after all
+        (failed("DigestMismatch"), PD, 0, False),
+    ],
+)
+def test_only_who_had_a_try_in_work_may_have_died_over_it(
+    result: TryResult, pair: Pair, num_tokens: int, expected: bool
+) -> None:
+    assert had_in_work(result, pair, culprit_of(result, pair), num_tokens) is expected
+
+
+def test_lives_that_ended_beside_it_cost_and_do_not_blame() -> None:
+    faults = Faults().with_fault(Culprit("p", "i1"), had_it=False)
+    assert faults.repeats(Culprit("p", "i1"))
+    assert faults.victims == 0
+    assert faults.with_fault(Culprit("p", "i1"), had_it=True).victims == 1
 
 
 def test_a_token_ends_the_row() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sluice_gateway import faults
+from sluice_gateway.fleet import Fleet
 from sluice_gateway.link import Timings
 from sluice_gateway.memory import Fault, MemoryEngine
 from sluice_gateway.reasons import ENGINE_LOST
@@ -120,6 +121,45 @@ async def test_a_fleet_that_never_had_a_pair_answers_503_at_once(start: Any) -> 
     assert time.monotonic() - began < 5
 
 
+async def test_a_fleet_that_is_told_anew_is_waited_for_though_nobody_is_known_between(start: Any) -> None:
+    """A launcher takes engines that died out of its fleet file, and puts them in again when they are back."""
+    engines = pairs(1)
+    for engine in engines.values():
+        engine.max_context_tokens = 64
+    stack = await start(engines)
+    fleet = Fleet(tuple(link.member for link in stack.gateway.members.links.values()))
+    stack.gateway.members.set_fleet(Fleet())
+    assert stack.gateway.not_ready() == "no engine is known"
+    asked = [asyncio.create_task(stack.chat(max_tokens=tokens)) for tokens in (8, 8, None)]
+    await stack.until(lambda: stack.gateway.dispatcher.queued == 3)
+    stack.gateway.members.set_fleet(fleet)
+    answers = await asyncio.gather(*asked)
+    assert texts(answers[:2]) == [TEXT[:8]] * 2
+    assert answers[2].json()["usage"]["total_tokens"] == 64  # the limits of before
+
+
+async def test_a_gateway_that_restarts_waits_for_the_first_answers(start: Any) -> None:
+    """It accepts before any engine has answered its first Load."""
+    engines = pairs(1)
+    for engine in engines.values():
+        engine.voice.clear()
+    stack = await start(engines, wait=False)
+    asked = [asyncio.create_task(stack.chat()) for _ in range(3)]
+    await stack.until(lambda: stack.gateway.dispatcher.queued == 3)
+    for engine in engines.values():
+        engine.voice.set()
+    assert texts(list(await asyncio.gather(*asked))) == [TEXT[:8]] * 3
+
+
+async def test_it_does_not_wait_for_first_answers_for_ever(start: Any) -> None:
+    engines = pairs(1)
+    engines["p1"].voice.clear()
+    stack = await start(engines, wait=False, outage_s=0.0)
+    await stack.until(lambda: stack.gateway.members.links["d1"].view.load is not None)
+    answer = await stack.chat()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_pair")
+
+
 async def test_a_fleet_that_is_gone_for_too_long_answers_503_at_once(start: Any) -> None:
     stack = await start(pairs(1), outage_s=0.1)
     stack["p1"].die()
@@ -202,6 +242,24 @@ async def test_a_request_that_kills_its_engines_is_failed_as_suspect_at_the_thir
     if not engine.alive:
         engine.revive()
     assert (await stack.chat()).status_code == 200
+
+
+async def test_deaths_of_engines_that_did_not_have_it_in_work_blame_no_request(start: Any) -> None:
+    """The decode engine dies whenever the request waits for prefill."""
+    stack = await start(pairs(1))
+    engine = stack["d1"]
+    engine.faults.extend(Fault("die", 0) for _ in range(9))
+    asked = asyncio.create_task(stack.chat())
+    while not asked.done():
+        if not engine.alive:
+            await asyncio.sleep(0.05)
+            engine.revive()
+        await asyncio.sleep(0.005)
+    answer = await asked
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, ENGINE_LOST)
+    assert answer.headers["retry-after"]
+    assert "x-should-retry" not in answer.headers
+    assert len(engine.requests) == 3
 
 
 async def test_a_fault_that_never_ends_on_a_living_engine_ends_the_request(start: Any) -> None:

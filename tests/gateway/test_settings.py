@@ -20,7 +20,7 @@ BAD: list[tuple[str, Any]] = [
     ("temperature", -1),
     ("temperature", True),
     ("temperature", float("nan")),
-    ("top_p", 0),
+    ("top_p", -0.1),
     ("top_p", [0.9]),
     ("top_k", 5.5),
     ("top_k", -2),

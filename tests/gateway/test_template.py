@@ -37,10 +37,20 @@ CASES: dict[str, tuple[list[Message], bool, str]] = {
         False,
         "<｜begin▁of▁sentence｜>Be brief.<｜User｜>Hi<｜Assistant｜></think>",
     ),
-    "developer speaks as a user": (
+    "developer speaks as a user, in a turn of its own": (
         [Message(Speaker.DEVELOPER, "Rules"), Message(USER, "Hi")],
         False,
-        "<｜begin▁of▁sentence｜><｜User｜>Rules\n\nHi<｜Assistant｜></think>",
+        "<｜begin▁of▁sentence｜><｜User｜>Rules<｜User｜>Hi<｜Assistant｜></think>",
+    ),
+    "thinking mode leaves earlier developer messages out": (
+        [Message(USER, "a"), Message(Speaker.DEVELOPER, "Rules"), Message(ASSISTANT, "b"), Message(USER, "c")],
+        True,
+        "<｜begin▁of▁sentence｜><｜User｜>a<｜Assistant｜></think>b<｜end▁of▁sentence｜><｜User｜>c<｜Assistant｜><think>",
+    ),
+    "who the last word is of is not left out": (
+        [Message(USER, "a"), Message(Speaker.DEVELOPER, "Rules")],
+        True,
+        "<｜begin▁of▁sentence｜><｜User｜>a<｜User｜>Rules<｜Assistant｜><think>",
     ),
     "an assistant turn ends with EOS": (
         [Message(USER, "a"), Message(ASSISTANT, "b"), Message(USER, "c")],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -30,6 +31,7 @@ from sluice_engine.tracing import make_tracer
 from sluice_gateway.app import create_app
 from sluice_gateway.client import grpc_factory
 from sluice_gateway.discover import Discovery, discovering, parse_target
+from sluice_gateway.encoders import Efforts, efforts_of
 from sluice_gateway.fleet import Fleet, FleetError, Member
 from sluice_gateway.gateway import Gateway
 from sluice_gateway.keep_alive import Pace
@@ -44,6 +46,8 @@ from sluice_gateway.tokenizer_files import TokenizerError, read_config
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import Role
 from sluice_records.chain import block_keys
+
+logger = logging.getLogger(__name__)
 
 Beside = Callable[[Gateway], AbstractAsyncContextManager[object]]
 
@@ -166,7 +170,15 @@ def make_settings(arguments: argparse.Namespace) -> Settings:
         pace=Pace(evidence_s=arguments.wedge_floor_s),
         supervisor=arguments.supervisor,
         sampling_defaults=sampling_defaults(read_config(config), str(config)),
+        efforts=_efforts(arguments.tokenizer),
     )
+
+
+def _efforts(tokenizer: str) -> Efforts:
+    efforts = efforts_of(tokenizer)
+    if efforts.trouble:
+        logger.warning("%s: requests with a reasoning_effort other than none are refused", efforts.trouble)
+    return efforts
 
 
 def worker_of(arguments: argparse.Namespace) -> WorkerSpec:

@@ -8,7 +8,7 @@ from random import Random
 
 from sluice_gateway.counters import Counters
 from sluice_gateway.dispatch import Dispatcher, Placement, Ticket
-from sluice_gateway.faults import Faults, culprit_of, fault_delay
+from sluice_gateway.faults import Faults, culprit_of, fault_delay, had_in_work
 from sluice_gateway.histograms import Latencies
 from sluice_gateway.queue import Waiting
 from sluice_gateway.retry import Done, GiveUp, judge
@@ -107,12 +107,14 @@ class Choice:
                 self._story.end_try(result)
                 self._placement = None
                 self._dispatcher.release(placement)
-            if len(self._track.output_ids) > had:
+            num_tokens = len(self._track.output_ids) - had
+            if num_tokens:
                 self._progress_at = self._clock()
                 self._faults = self._faults.with_progress()
             culprit = culprit_of(result, placement.pair)
             repeat = self._faults.repeats(culprit)
-            victims = self._faults.with_fault(culprit).victims
+            had_it = had_in_work(result, placement.pair, culprit, num_tokens)
+            victims = self._faults.with_fault(culprit, had_it).victims
             step = judge(
                 result, self._track.finished, self._tries, self._spent, self._ask.fault_budget, repeat, victims
             )
@@ -130,7 +132,7 @@ class Choice:
             self._avoid = frozenset(placement.pair.addresses) if step.avoid else frozenset()
             blamed: frozenset[str] = frozenset()
             if step.spent > self._spent or repeat:
-                self._faults = self._faults.with_fault(culprit)
+                self._faults = self._faults.with_fault(culprit, had_it)
                 blamed = frozenset(placement.pair.addresses if culprit is None else [culprit.address])
             self._spent = step.spent
             waiting = self._waiting_again(ticket, placement, step.delay_s, blamed)

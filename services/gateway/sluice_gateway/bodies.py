@@ -9,7 +9,14 @@ from typing import Any
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
-from sluice_gateway.errors import ApiError, body_too_large, invalid, too_many_body_bytes, unsupported_media
+from sluice_gateway.errors import (
+    ApiError,
+    body_too_large,
+    invalid,
+    quoted,
+    too_many_body_bytes,
+    unsupported_media,
+)
 from sluice_gateway.respond import ClientGone
 
 DRAIN_FACTOR = 4
@@ -109,16 +116,17 @@ def parse_json(data: bytes) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise invalid(None, f"The request body is not valid JSON: {error}", "invalid_json") from error
+        why = str(error).removeprefix("str is ")  # orjson's words for a body that is no UTF-8
+        raise invalid(None, f"The request body is not valid JSON: {why}", "invalid_json") from error
 
 
 def _check_type(request: Request) -> None:
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
-        raise unsupported_media(f"Content-Encoding {encoding[:64]!r} is not supported; send the body as it is.")
+        raise unsupported_media(f"Content-Encoding {quoted(encoding)} is not supported; send the body as it is.")
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
-        raise unsupported_media(f"Content-Type is {kind[:64]!r}; send JSON with Content-Type: application/json.")
+        raise unsupported_media(f"Content-Type is {quoted(kind)}; send JSON with Content-Type: application/json.")
 
 
 async def _read(request: Request, limit: int, body: Body, on_refusal: Callable[[], None]) -> None:

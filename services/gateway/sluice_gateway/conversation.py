@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from sluice_gateway import fields as f
-from sluice_gateway.errors import invalid
+from sluice_gateway.errors import invalid, quoted
 from sluice_gateway.fields import Json
 from sluice_gateway.messages import Message, Speaker, ToolCall
 from sluice_gateway.tool_arguments import BadArguments, parse_arguments
+from sluice_gateway.unsupported import MESSAGE, MESSAGE_IGNORED, refuse_unsupported
 
+_ANY = frozenset({"role", "content", "name"}) | MESSAGE_IGNORED | MESSAGE.keys()
 _KEYS: dict[Speaker, frozenset[str]] = {
-    Speaker.SYSTEM: frozenset({"role", "content", "name"}),
-    Speaker.DEVELOPER: frozenset({"role", "content", "name"}),
-    Speaker.USER: frozenset({"role", "content", "name"}),
-    Speaker.TOOL: frozenset({"role", "content", "name", "tool_call_id"}),
-    Speaker.ASSISTANT: frozenset(
-        {
-            "role",
-            "content",
-            "name",
-            "reasoning_content",
-            "tool_calls",
-            "refusal",
-            "audio",
-            "function_call",
-            "annotations",
-        }
-    ),
+    Speaker.SYSTEM: _ANY,
+    Speaker.DEVELOPER: _ANY,
+    Speaker.USER: _ANY,
+    Speaker.TOOL: _ANY | {"tool_call_id"},
+    Speaker.ASSISTANT: _ANY | {"reasoning_content", "reasoning", "tool_calls", "refusal"},
 }
 
 
@@ -39,15 +29,16 @@ def parse_messages(value: Json) -> tuple[Message, ...]:
 
 def _message(place: str, value: Json) -> Message:
     entry = f.mapping(place, value)
-    if "role" not in entry:
+    if entry.get("role") is None:
         raise invalid(f"{place}.role", f"Missing required parameter: '{place}.role'.", "missing_required_parameter")
     role = Speaker(f.one_of(*Speaker)(f"{place}.role", entry["role"]))
+    refuse_unsupported(entry, MESSAGE, place)
     f.only_keys(place, entry, _KEYS[role])
     if entry.get("name") is not None:
         f.string(f"{place}.name", entry["name"])
     if role is Speaker.ASSISTANT:
         return _assistant(place, entry)
-    text = _content(f"{place}.content", entry.get("content"))
+    text = _content(f"{place}.content", entry.get("content"), role)
     if role is not Speaker.TOOL:
         return Message(role, text)
     if entry.get("tool_call_id") is None:
@@ -57,23 +48,30 @@ def _message(place: str, value: Json) -> Message:
 
 
 def _assistant(place: str, entry: dict[str, Json]) -> Message:
-    for name in ("refusal", "audio", "function_call"):
-        if entry.get(name) is not None:
-            raise invalid(f"{place}.{name}", f"'{place}.{name}' is not supported; remove it.", "unsupported_parameter")
     calls = _tool_calls(f"{place}.tool_calls", entry.get("tool_calls"))
+    reasoning = _reasoning(place, entry)
+    refusal = f.take(entry, "refusal", lambda _name, value: f.string(f"{place}.refusal", value), "")
     content = entry.get("content")
-    text = "" if content is None and calls else _content(f"{place}.content", content)
-    reasoning = entry.get("reasoning_content")
-    return Message(
-        Speaker.ASSISTANT,
-        text,
-        "" if reasoning is None else f.string(f"{place}.reasoning_content", reasoning),
-        calls,
-    )
+    if content is None and (refusal or reasoning or calls):
+        text = refusal
+    else:
+        text = _content(f"{place}.content", content, Speaker.ASSISTANT) or refusal
+    return Message(Speaker.ASSISTANT, text, reasoning, calls)
 
 
-def _content(place: str, value: Json) -> str:
-    """A string, or parts of type text, which are joined."""
+def _reasoning(place: str, entry: dict[str, Json]) -> str:
+    """`reasoning` is another name of `reasoning_content`: both go round, and it enters the prompt in tool loops."""
+    names = [name for name in ("reasoning_content", "reasoning") if entry.get(name) is not None]
+    told = [f.string(f"{place}.{name}", entry[name]) for name in names]
+    if len(set(told)) > 1:
+        raise f.wrong_value(
+            f"{place}.reasoning", "it is another name of 'reasoning_content' and says something else: send one of them."
+        )
+    return told[0] if told else ""
+
+
+def _content(place: str, value: Json, role: Speaker) -> str:
+    """A string, or parts of type text, which are joined: those of a tool's result as paragraphs."""
     if value is None:
         raise invalid(place, f"Missing required parameter: '{place}'.", "missing_required_parameter")
     if isinstance(value, str):
@@ -82,16 +80,18 @@ def _content(place: str, value: Json) -> str:
         raise f.wrong_type(place, "a string or an array of parts", value)
     if not f.array(place, value):
         raise f.wrong_value(place, "must not be an empty array.")
-    return "".join(_part(f"{place}[{index}]", part) for index, part in enumerate(value))
+    between = "\n\n" if role is Speaker.TOOL else ""
+    return between.join(_part(f"{place}[{index}]", part, role) for index, part in enumerate(value))
 
 
-def _part(place: str, value: Json) -> str:
+def _part(place: str, value: Json, role: Speaker) -> str:
     part = f.mapping(place, value)
     kind = f.string(f"{place}.type", part.get("type"))
-    if kind != "text":
-        raise f.wrong_value(f"{place}.type", f"only parts of type 'text' are supported, but got {kind[:32]!r}.")
-    f.only_keys(place, part, frozenset({"type", "text"}))
-    return f.string(f"{place}.text", part.get("text"))
+    kinds = ("text", "refusal") if role is Speaker.ASSISTANT else ("text",)
+    if kind not in kinds:
+        raise f.wrong_value(f"{place}.type", f"only parts of type 'text' are supported, but got {quoted(kind)}.")
+    f.only_keys(place, part, MESSAGE_IGNORED | {"type", kind})
+    return f.string(f"{place}.{kind}", part.get(kind))
 
 
 def _tool_calls(place: str, value: Json) -> tuple[ToolCall, ...]:
@@ -102,8 +102,8 @@ def _tool_calls(place: str, value: Json) -> tuple[ToolCall, ...]:
 
 def _tool_call(place: str, value: Json) -> ToolCall:
     call = f.mapping(place, value)
-    f.only_keys(place, call, frozenset({"id", "type", "function", "index"}))
-    if call.get("type", "function") != "function":
+    f.only_keys(place, call, MESSAGE_IGNORED | {"type", "function", "index"})
+    if call.get("type") not in (None, "function"):
         raise f.wrong_value(f"{place}.type", "must be 'function'.")
     function = f.mapping(f"{place}.function", call.get("function"))
     name = f.string(f"{place}.function.name", function.get("name"))

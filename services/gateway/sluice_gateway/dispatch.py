@@ -70,6 +70,7 @@ class Dispatcher:
         self._limit = limit
         self._outage_s = outage_s
         self._was_usable = False
+        self._began_at = clock()
         self._usable_at: float | None = None
         self._random = random
         self._block_keys = block_keys
@@ -137,7 +138,11 @@ class Dispatcher:
         return tickets
 
     def _may_wait(self) -> bool:
-        return bool(self._links) and may_wait(self._usable_at, self._clock(), self._outage_s)
+        """Who is known now does not matter: a fleet that dies and comes back is told anew, and may be empty between."""
+        now = self._clock()
+        if may_wait(self._usable_at, now, self._outage_s):
+            return True
+        return any(link.is_new for link in self._links.values()) and may_wait(self._began_at, now, self._outage_s)
 
     def enter_again(self, waiting: Waiting) -> Ticket:
         """Queue a retry, in its old place. It is never refused."""

@@ -52,7 +52,7 @@ def encode_request(request: Request, tokenizer: Tokenizer, limits: Limits, *, co
 
 
 def _encode_chat(request: ChatRequest, tokenizer: Tokenizer, limits: Limits, counts_first: bool) -> tuple[int, ...]:
-    segments = render_chat(request.messages, request.thinking)
+    segments = render_chat(request.messages, request.thinking, request.first)
     texts = [segment for segment in segments if isinstance(segment, str)]
     _check_fits(texts, tokenizer.longest_plain, limits.max_context_tokens, "messages")
     if counts_first:

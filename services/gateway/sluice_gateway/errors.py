@@ -8,6 +8,11 @@ from typing import Any
 import orjson
 
 
+def quoted(text: str, most: int = 64) -> str:
+    """A client's own text in a message for it, as JSON would write it, and not more of it than helps."""
+    return orjson.dumps(text if len(text) <= most else f"{text[:most]}...").decode()
+
+
 @dataclass(eq=False)
 class ApiError(Exception):
     """`status` is the HTTP status; `kind`, `param` and `code` are OpenAI's `type`, `param` and `code`.
@@ -58,7 +63,7 @@ def unauthorized(message: str) -> ApiError:
 
 
 def model_not_found(model: str, served: str) -> ApiError:
-    message = f"The model {model!r} does not exist; this gateway serves {served!r}."
+    message = f"The model {quoted(model, 256)} does not exist; this gateway serves {quoted(served, 256)}."
     return ApiError(404, message, param="model", code="model_not_found")
 
 

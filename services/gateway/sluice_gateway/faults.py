@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from sluice_gateway.fleet import Pair
 from sluice_gateway.reasons import ENGINE_LOST
 from sluice_gateway.retry import classify
-from sluice_gateway.session import TryResult
+from sluice_gateway.session import Lost, TryResult
+from sluice_protocol.generate import Refused
 
 DELAYS_S = (0.1, 0.5, 1.0, 2.0)
 """Pause after the first, second, ... fault in a row; the last one for all that follow."""
@@ -29,23 +30,28 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What a choice went through: faults since its last token, and how often it ran into which death."""
+    """What a choice went through: faults since its last token, and how often it ran into which death. `computed`: the
+    lives that may have ended over it, for they had it in work."""
 
     in_a_row: int = 0
     losses: Mapping[Culprit, int] = field(default_factory=dict)
+    computed: frozenset[Culprit] = frozenset()
 
     def repeats(self, culprit: Culprit | None) -> bool:
         """Whether the next fault is only one more sight of a death that was paid already."""
         return culprit is not None and 1 <= self.losses.get(culprit, 0) <= FREE_REPEATS
 
-    def with_fault(self, culprit: Culprit | None) -> Faults:
-        losses = {} if culprit is None else {culprit: self.losses.get(culprit, 0) + 1}
-        return Faults(self.in_a_row + 1, {**self.losses, **losses})
+    def with_fault(self, culprit: Culprit | None, had_it: bool = True) -> Faults:
+        """`had_it`: see `had_in_work`."""
+        if culprit is None:
+            return replace(self, in_a_row=self.in_a_row + 1)
+        losses = {**self.losses, culprit: self.losses.get(culprit, 0) + 1}
+        return Faults(self.in_a_row + 1, losses, self.computed | {culprit} if had_it else self.computed)
 
     @property
     def victims(self) -> int:
-        """Engines' lives that a fault was put down to."""
-        return len(self.losses)
+        """Engines' lives that ended while they had it in work."""
+        return len(self.computed)
 
     def with_progress(self) -> Faults:
         return replace(self, in_a_row=0)
@@ -58,6 +64,23 @@ def culprit_of(result: TryResult, pair: Pair) -> Culprit | None:
         return None
     engine = pair.prefill if policy.source and pair.prefill is not None else pair.decode
     return Culprit(engine.member.address, "" if engine.hello is None else engine.hello.incarnation)
+
+
+def had_in_work(result: TryResult, pair: Pair, culprit: Culprit | None, num_tokens: int) -> bool:
+    """Whether the culprit may have died over this try, of which `num_tokens` tokens came.
+
+    Up to the first token the prefill engine computes, and the decode engine waits for it; from then on the decode
+    engine computes, and the prefill engine only keeps records for it. A refused try was computed by nobody, nor was one
+    that went to an engine of which nothing had been heard since another try broke there: it was dead already.
+    """
+    if culprit is None or isinstance(result, Refused) or (isinstance(result, Lost) and not result.has_begun):
+        return False
+    is_prefilled = num_tokens > 0
+    is_decodes = culprit.address == pair.decode.member.address
+    was_dead = any(engine.suspect for engine in pair.engines if engine.member.address == culprit.address)
+    if was_dead and not is_prefilled:
+        return False
+    return pair.prefill is None or is_prefilled == is_decodes
 
 
 def fault_delay(in_a_row: int, draw: float, left_s: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from sluice_gateway.errors import ApiError, invalid
+from sluice_gateway.errors import ApiError, invalid, quoted
 from sluice_protocol.sampling import BIAS
 
 Json = Any
@@ -97,7 +97,9 @@ def number(low: float, high: float) -> Check[float]:
 def one_of(*allowed: str) -> Check[str]:
     def check(field: str, value: Json) -> str:
         if string(field, value) not in allowed:
-            raise wrong_value(field, f"must be one of {', '.join(map(repr, allowed))}, but got {value[:64]!r}.")
+            raise wrong_value(
+                field, f"must be one of {', '.join(quoted(str(one)) for one in allowed)}, but got {quoted(value)}."
+            )
         return str(value)
 
     return check
@@ -157,7 +159,8 @@ def take(body: Mapping[str, Json], name: str, check: Check[T], default: D) -> T 
 
 
 def only_keys(field: str, value: Mapping[str, Json], allowed: frozenset[str]) -> None:
-    for key in value:
-        if key not in allowed:
+    """A null is absent, also where the name is not known."""
+    for key, told in value.items():
+        if told is not None and key not in allowed:
             place = f"{field}.{key[:64]}" if field else key[:64]
             raise invalid(place, f"Unrecognized request argument supplied: {place}", "unknown_parameter")

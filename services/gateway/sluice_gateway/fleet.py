@@ -8,6 +8,9 @@ from typing import Any
 
 from sluice_protocol.generate import EngineHello, Load, Role
 
+DOWN = "Down"
+"""What an engine lacks that is away, though it is wanted."""
+
 
 class FleetError(Exception):
     """A fleet description that makes no sense; the message says where."""
@@ -15,10 +18,12 @@ class FleetError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """`role` None: it says so itself, in its Hello."""
+    """`role` None: it says so itself, in its Hello. `down`: why it is away, though it is wanted; then `address` is what
+    its launcher calls it, and nobody listens there."""
 
     role: Role | None
     address: str
+    down: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +32,25 @@ class Fleet:
 
 
 def parse_fleet(document: Any) -> Fleet:
-    """`{"members": [{"role": ..., "address": ...}]}`; other keys are left alone, an address occurs once."""
+    """`{"members": [{"role": ..., "address": ...}]}`, with `name` and `down` in place of `address` for one that is away
+    but wanted; other keys are left alone, an address and a name occur once."""
     try:
         told = document["members"]
         if not isinstance(told, list):
             raise TypeError(f"members is no list but a {type(told).__name__}")
-        members = tuple(Member(Role(entry["role"]), str(entry["address"])) for entry in told)
+        members = tuple(_member(entry) for entry in told)
     except (TypeError, KeyError, ValueError) as error:
         raise FleetError(f"not a fleet: {error!r}") from error
     if len({member.address for member in members}) != len(members):
-        raise FleetError("an address occurs twice")
+        raise FleetError("an address or a name occurs twice")
     return Fleet(members)
+
+
+def _member(entry: Any) -> Member:
+    role = Role(entry["role"])
+    if "address" in entry:
+        return Member(role, str(entry["address"]))
+    return Member(role, str(entry["name"]), str(entry["down"]) or "it did not say why")
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,12 +138,13 @@ def _token(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def completion_logprobs(shown: Sequence[Shown], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Parallel arrays, one entry per token."""
+    """Parallel arrays, one entry per token. The sampled token is always among the best ones, as OpenAI has it."""
     return {
         "tokens": [_name(entry.token, tokenizer) for entry in shown],
         "token_logprobs": [_finite(entry.logprobs.logprob) for entry in shown],
         "top_logprobs": [
             {_name(t, tokenizer): _finite(p) for t, p in zip(entry.logprobs.top_ids, entry.logprobs.top_logprobs)}
+            | {_name(entry.token, tokenizer): _finite(entry.logprobs.logprob)}
             for entry in shown
         ],
         "text_offset": [entry.start for entry in shown],

@@ -101,6 +101,7 @@ class Gateway:
         self._running: set[asyncio.Task[Any]] = set()
 
     def _changed(self) -> None:
+        self._known()  # to be kept for when nobody is
         self.dispatcher.changed()
         if self._has_pair():
             self._met.set()
@@ -171,12 +172,14 @@ class Gateway:
 
     def context_tokens(self) -> int | None:
         """Of prompt and answer together; None before any engine has said it."""
-        return self.limits().max_context_tokens if self._hellos() else None
+        known = self._known()
+        return known.limits.max_context_tokens if known.hellos else None
 
     def _known(self) -> _Known:
-        """What follows from the engines' hellos, which are the same for many requests."""
+        """What follows from the engines' hellos, which are the same for many requests. While no engine is known it is
+        what followed from the last ones."""
         hellos = self._hellos()
-        if self._last_known is None or self._last_known.hellos != hellos:
+        if self._last_known is None or (hellos and self._last_known.hellos != hellos):
             self._last_known = _Known(hellos, self._limits_of(hellos), _fingerprint_of(hellos))
         return self._last_known
 
@@ -187,6 +190,7 @@ class Gateway:
             max_context_tokens=min((hello.max_context_tokens for hello in hellos), default=UNKNOWN_CONTEXT),
             max_choices=self.settings.max_choices,
             defaults=self.settings.sampling_defaults,
+            efforts=self.settings.efforts.paragraphs,
         )
 
     def _hellos(self) -> list[EngineHello]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from sluice_gateway.engine import ClientFactory, EngineClient, EngineLost
-from sluice_gateway.fleet import Engine, Member
+from sluice_gateway.fleet import DOWN, Engine, Member
 from sluice_gateway.histograms import Latencies
 from sluice_gateway.reasons import ENGINE_LOST, SOURCE_LOST
 from sluice_gateway.report import Known
@@ -37,6 +37,7 @@ class Timings:
 class Link:
     """`run` keeps the connection up for as long as it is not cancelled; `on_change` is called when `view` changed.
 
+    `is_new`: it has neither answered a Load yet nor refused or lost the connection; one that is down may still come.
     `last_hello` is that of the last life that was usable, also while nobody is there. `leaning`: tries on other
     engines that wait for this one's prefill. `elsewhere`: whether some pair without this engine could take work.
     """
@@ -68,7 +69,8 @@ class Link:
         self._elsewhere = elsewhere
         self._sick_since: float | None = None
         self.leaning: set[Try] = set()
-        self.view = Engine(member, trouble="NotConnected")
+        self.view = Engine(member, trouble=f"{DOWN}: {member.down}" if member.down else "NotConnected")
+        self.is_new = True
         self.last_hello: EngineHello | None = None
 
     def known(self, now: float) -> Known:
@@ -93,6 +95,8 @@ class Link:
         self.view = Engine(seen.member, seen.hello, seen.load, seen.own + change, seen.trouble, seen.suspect)
 
     async def run(self) -> None:
+        if self.member.down:  # until the fleet says otherwise, which makes another member of it
+            return
         backoff = self._timings.first_backoff_s
         while True:
             client: EngineClient | None = None
@@ -109,7 +113,7 @@ class Link:
                 raise
             except Exception as error:  # a defect of ours ends this connection, never the loop
                 logger.exception("connection to %s", self.member.address)
-                self._reset(repr(error))
+                self._reset(f"{type(error).__name__}: {error}")
             finally:
                 await self._close(client)
             await asyncio.sleep(backoff)
@@ -162,6 +166,7 @@ class Link:
                 if load.incarnation != session.hello.incarnation:
                     raise EngineLost(f"{self.member.address}: restarted as {load.incarnation}")
                 self._session = session
+                self.is_new = False
                 self.last_hello = session.hello
                 self._loaded_at = self._clock()
                 self._show(Engine(self.member, session.hello, load, self._since_poll, suspect=self._suspect))
@@ -207,6 +212,7 @@ class Link:
 
     def _reset(self, why: str) -> None:
         session, self._session = self._session, None
+        self.is_new = False
         if session is not None:
             session.fail_all(Lost(ENGINE_LOST, why))
         if session is not None or self.view.trouble != why:
@@ -220,7 +226,7 @@ class Link:
         prefills for it."""
         session = self._session
         if session is None:
-            return Lost(ENGINE_LOST, f"{self.member.address}: {self.view.trouble}")
+            return Lost(ENGINE_LOST, f"{self.member.address}: {self.view.trouble}", has_begun=False)
 
         def first() -> None:
             if source is not None:

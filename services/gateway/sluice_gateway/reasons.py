@@ -89,7 +89,7 @@ def policy_of(reason: str) -> Policy:
 def client_error(reason: str, detail: str, tries: int, victims: int = 0) -> ApiError:
     """What the client is told when a request ends with `reason` after `tries` tries.
 
-    `victims`: how many engines' lives its faults were put down to."""
+    `victims`: how many engines' lives ended while they had it in work."""
     policy = policy_of(reason)
     if policy.status == 400:
         code = "context_length_exceeded" if reason in ("ContextTooLong", "LargerThanPool") else reason

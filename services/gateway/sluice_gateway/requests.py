@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sluice_gateway import fields as f
 from sluice_gateway.conversation import parse_messages
+from sluice_gateway.encoders import SCRIPTED
 from sluice_gateway.errors import invalid
 from sluice_gateway.fields import Json, take
 from sluice_gateway.messages import Message
+from sluice_gateway.thinking import read_thinking
 from sluice_gateway.unsupported import CHAT, COMPLETION, IGNORED, refuse_unsupported
 from sluice_protocol.sampling import BOUNDS, MAX_INT, MAX_TOP_LOGPROBS, Sampling
 
@@ -19,12 +21,14 @@ SAMPLING_DEFAULTS = Sampling(temperature=1.0)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request may ask for. `defaults` are the sampling values of a request that names none."""
+    """What a request may ask for. `defaults` are the sampling values of a request that names none. `efforts`: what each
+    effort of reasoning that the checkpoint knows puts first in the prompt."""
 
     vocab_size: int
     max_context_tokens: int
     max_choices: int = 128
     defaults: Sampling = SAMPLING_DEFAULTS
+    efforts: dict[str, str] = field(default_factory=lambda: SCRIPTED.paragraphs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +50,12 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
+    """`first`: what the effort of reasoning puts first in the prompt."""
+
     options: Options
     messages: tuple[Message, ...]
     thinking: bool
+    first: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,11 @@ _SHARED = (
     | {"temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"}
     | {"ignore_eos", "stop_token_ids"}
 )
-_CHAT = _SHARED | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs", "reasoning_effort"}
+_CHAT = (
+    _SHARED
+    | {"messages", "max_completion_tokens", "top_logprobs", "chat_template_kwargs", "reasoning_effort"}
+    | {"thinking"}
+)
 _COMPLETION = _SHARED | {"prompt", "add_special_tokens"}
 
 
@@ -78,7 +89,8 @@ def parse_chat(body: Json, limits: Limits) -> ChatRequest:
     if "messages" not in checked:
         raise invalid("messages", "Missing required parameter: 'messages'.", "missing_required_parameter")
     options = _options(checked, limits, _chat_logprobs(checked))
-    return ChatRequest(options, parse_messages(checked["messages"]), _thinking(checked))
+    thinking = read_thinking(checked, limits.efforts)
+    return ChatRequest(options, parse_messages(checked["messages"]), thinking.is_on, thinking.first)
 
 
 def parse_completion(body: Json, limits: Limits) -> CompletionRequest:
@@ -146,7 +158,8 @@ def sampling_numbers(body: Mapping[str, Json], base: Sampling) -> Sampling:
     return replace(
         base,
         temperature=number("temperature"),
-        top_p=number("top_p"),
+        # 0 means the best token only; so does the least that goes over the wire, where 0 is "not set".
+        top_p=max(BOUNDS["top_p"].low, take(body, "top_p", f.number(0.0, BOUNDS["top_p"].high), base.top_p)),
         top_k=take(body, "top_k", _top_k, base.top_k),
         min_p=number("min_p"),
         repetition_penalty=number("repetition_penalty"),
@@ -175,20 +188,6 @@ def _completion_logprobs(field: str, value: Json) -> int | None:
     if value is False:
         return None
     return f.integer(0, MAX_TOP_LOGPROBS)(field, value)
-
-
-def _thinking(body: Mapping[str, Json]) -> bool:
-    """`chat_template_kwargs` wins over `reasoning_effort`."""
-    effort = take(body, "reasoning_effort", f.string, "none")
-    if effort in ("max", "xhigh"):
-        raise f.wrong_value("reasoning_effort", 'efforts above "high" are not supported yet; send "high".')
-    f.one_of("none", "minimal", "low", "medium", "high")("reasoning_effort", effort)
-    kwargs: dict[str, Json] = take(body, "chat_template_kwargs", f.mapping, {})
-    f.only_keys("chat_template_kwargs", kwargs, frozenset({"thinking", "enable_thinking"}))
-    for name in ("thinking", "enable_thinking"):
-        if kwargs.get(name) is not None:
-            return f.boolean(f"chat_template_kwargs.{name}", kwargs[name])
-    return effort != "none"
 
 
 def _prompts(value: Json, limits: Limits) -> tuple[Prompt, ...]:

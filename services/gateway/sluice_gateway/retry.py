@@ -51,7 +51,8 @@ def judge(
     """`finished`: the finish_reason if the tokens so far end the request already, whatever became of the try.
 
     `repeat`: the fault is one more sight of a death that was paid already (`faults.Faults`), and costs nothing.
-    `victims`: engines' lives that faults were put down to, this one included; two or more, and the request is suspect.
+    `victims`: engines' lives that ended while they had the request in work, this one included; two or more, and it is
+    suspect.
     """
     if finished is not None:
         return Done(finished)

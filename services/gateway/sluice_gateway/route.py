@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from sluice_gateway.fleet import Engine, Pair, usable_groups
+from sluice_gateway.fleet import DOWN, Engine, Pair, usable_groups
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import Role
 
@@ -85,7 +85,7 @@ def _fingerprint(group: tuple[tuple[Engine, ...], ...]) -> Fingerprint | None:
 
 
 def _why_nobody(engines: Sequence[Engine], wanted: Wanted) -> str:
-    reasons = [f"{e.role or 'engine'} {e.member.address}: {e.unusable}" for e in engines if e.unusable]
+    reasons = [f"{e.role or 'engine'} {e.member.address}: {_why(e)}" for e in engines if e.unusable]
     if reasons:
         return "; ".join(reasons[:8])
     if not engines:
@@ -93,6 +93,11 @@ def _why_nobody(engines: Sequence[Engine], wanted: Wanted) -> str:
     if wanted.fingerprint is not None:
         return "the model is gone"
     return "no prefill and decode engine with equal fingerprints" + _where_they_differ(engines)
+
+
+def _why(engine: Engine) -> str:
+    """Of one that is away only that: what it said at its end is not for clients."""
+    return DOWN if engine.member.down else engine.unusable
 
 
 def _where_they_differ(engines: Sequence[Engine]) -> str:

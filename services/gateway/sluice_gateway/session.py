@@ -27,10 +27,11 @@ STREAMS = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A try that ended without a word from the engine."""
+    """A try that ended without a word from the engine. `has_begun` False: the engine never had it."""
 
     reason: str
     detail: str
+    has_begun: bool = True
 
 
 TryResult = Ended | Refused | Lost
@@ -64,7 +65,7 @@ class Try:
                 self.call.cancel()
         except Exception as error:  # input ends its own stream only
             logger.exception("a token could not be handled")
-            self.fail(Lost("GatewayFailed", repr(error)))
+            self.fail(Lost("GatewayFailed", f"{type(error).__name__}: {error}"))
         if self._enough is not None and self.received >= self._target:
             self._enough.set()
 

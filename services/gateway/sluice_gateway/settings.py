@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sluice_gateway.encoders import SCRIPTED, Efforts
 from sluice_gateway.errors import ApiError
 from sluice_gateway.fields import boolean, take
 from sluice_gateway.fleet import Fleet
@@ -56,6 +57,7 @@ class Settings:
     shutdown_s: float = 10.0
     supervisor: str = ""
     sampling_defaults: Sampling = SAMPLING_DEFAULTS
+    efforts: Efforts = SCRIPTED
     timings: Timings = DEFAULT_TIMINGS
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from sluice_gateway.messages import Message, Speaker, ToolCall
 from sluice_gateway.tokenizer import ASSISTANT, BOS, DSML, END_THINK, EOS, THINK, USER, Tokenizer
@@ -19,61 +20,77 @@ class Marker:
 
 
 Segment = Marker | str
+_MERGED = (Speaker.USER, Speaker.TOOL)
 
 
-def render_chat(messages: Sequence[Message], thinking: bool) -> list[Segment]:
-    """The whole prompt, the marks that make the model speak included."""
+def render_chat(messages: Sequence[Message], thinking: bool, first: str = "") -> list[Segment]:
+    """The whole prompt, the marks that make the model speak included. `first`: what an effort of reasoning puts there.
+
+    In thinking mode reasoning is kept behind the last user or developer message only, and developer messages before
+    that one are left out. Results of tools are no messages of a user, so a loop of calls keeps its reasoning.
+    """
     segments: list[Segment] = [Marker(BOS)]
+    if thinking and first:
+        segments.append(first)
     last_user = max((i for i, m in enumerate(messages) if m.role in (Speaker.USER, Speaker.DEVELOPER)), default=-1)
-    position = 0
-    while position < len(messages):
-        message = messages[position]
+    order: dict[str, int] = {}
+    turns = [
+        (position, turn)
+        for position, turn in _turns(messages)
+        if not (thinking and turn[0].role is Speaker.DEVELOPER and position < last_user)
+    ]
+    for (position, turn), (_, following) in pairwise([*turns, (len(messages), ())]):
+        message = turn[0]
         if message.role is Speaker.SYSTEM:
             segments.append(message.text)
         elif message.role is Speaker.ASSISTANT:
             segments.extend(_assistant(message, thinking and position > last_user))
+            order = _call_order(message) or order
         else:
-            end = _turn_end(messages, position)
-            order = _call_order(messages[:position])
-            segments.extend(_user_turn(messages[position:end], order))
-            position = end - 1
-        position += 1
-    segments += [Marker(ASSISTANT), Marker(THINK if thinking else END_THINK)]
+            segments.extend(_user_turn(turn, order))
+            if following and following[0].role is Speaker.ASSISTANT:
+                segments.extend(_opening(thinking and position + len(turn) > last_user))
+    segments.extend(_opening(thinking))
     return segments
 
 
-def _turn_end(messages: Sequence[Message], start: int) -> int:
-    """Consecutive user, developer and tool messages are one turn."""
-    end = start
-    while end < len(messages) and messages[end].role not in (Speaker.SYSTEM, Speaker.ASSISTANT):
-        end += 1
-    return end
+def _opening(thinks: bool) -> Iterator[Segment]:
+    """What an assistant's turn begins with; it is written where a user's turn ends."""
+    yield Marker(ASSISTANT)
+    yield Marker(THINK if thinks else END_THINK)
 
 
-def _call_order(before: Sequence[Message]) -> dict[str, int]:
-    """Place of each call id among the calls of the last assistant message."""
-    for message in reversed(before):
-        if message.role is Speaker.ASSISTANT:
-            return {call.call_id: index for index, call in enumerate(message.tool_calls)}
-    return {}
+def _call_order(message: Message) -> dict[str, int]:
+    """Place of each call id among the calls."""
+    return {call.call_id: index for index, call in enumerate(message.tool_calls) if call.call_id}
+
+
+def _turns(messages: Sequence[Message]) -> Iterator[tuple[int, Sequence[Message]]]:
+    """Where each begins, and its messages: consecutive user and tool messages are one turn, any other is its own."""
+    start = 0
+    while start < len(messages):
+        end = start + 1
+        if messages[start].role in _MERGED:
+            while end < len(messages) and messages[end].role in _MERGED:
+                end += 1
+        yield start, messages[start:end]
+        start = end
 
 
 def _user_turn(turn: Sequence[Message], order: dict[str, int]) -> Iterator[Segment]:
-    """Results stand in the order of the calls, in the places where results stood."""
+    """Results stand in the order of the calls, in the places where results stood; those of no call come first."""
     results = (m for m in turn if m.role is Speaker.TOOL)
-    ordered = iter(sorted(results, key=lambda m: order.get(m.tool_call_id, len(order))))
+    ordered = iter(sorted(results, key=lambda m: order.get(m.tool_call_id, 0)))
     blocks = [f"<tool_result>{next(ordered).text}</tool_result>" if m.role is Speaker.TOOL else m.text for m in turn]
     yield Marker(USER)
     yield "\n\n".join(blocks)
 
 
 def _assistant(message: Message, reasons: bool) -> Iterator[Segment]:
-    """Reasoning is kept in turns after the last user message only."""
-    yield Marker(ASSISTANT)
+    """Behind the opening that the turn before has written; where there is no user's turn before, there is none."""
     if reasons:
-        yield Marker(THINK)
         yield message.reasoning
-    yield Marker(END_THINK)
+        yield Marker(END_THINK)
     yield message.text
     if message.tool_calls:
         yield "\n\n"

@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +70,10 @@ class Stack:
         self.url = f"http://{join(near(spec.host), port)}"
         self._port = port
         self._key = secrets.token_hex(16)
-        self._members: dict[str, tuple[str, str]] = {}  # engine -> (role, address)
+        self._members: dict[str, tuple[str, str]] = {}  # engine that is ready -> (role, address)
+        self._roles: dict[str, str] = {}  # of all engines that are wanted
+        self._down: dict[str, str] = {}  # engine -> why it is not ready
+        self._deaths: Counter[str] = Counter()
         self._started = time.monotonic()
         self._loading: dict[str, tuple[float, int]] = {}  # engine -> (since, quarters said)
         self._announced: dict[str, Event] = {}  # service -> what its supervisor said of itself
@@ -230,6 +234,7 @@ class Stack:
 
     def _engine(self, role: Role, index: int) -> Service:
         name = f"{role.value}-{index}"
+        self._roles[name] = role.value
         run_dir = self.directory / name
         run_dir.mkdir()
         path = run_dir / "spec.json"
@@ -290,12 +295,17 @@ class Stack:
             self._fleet_again = None
 
     def _write_fleet(self) -> None:
-        """Raises OSError."""
-        members = [{"role": role, "address": address} for role, address in self._members.values()]
+        """Raises OSError. Engines that are away stay in it, so that they are missed."""
+        members = [{"role": role, "name": name, **self._place(name)} for name, role in self._roles.items()]
         path = self.directory / "fleet.json"
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps({"members": members}))
         fresh.replace(path)
+
+    def _place(self, name: str) -> dict[str, str]:
+        if name in self._members:
+            return {"address": self._members[name][1]}
+        return {"down": self._down.get(name, "it is starting")}
 
     # -- what a person sees ----------------------------------------------------------------------------------------
 
@@ -384,7 +394,10 @@ class Stack:
         watch = self._liveness.pop(name, None)
         if watch is not None:
             watch.cancel()
-        if self._members.pop(name, None) is not None:
+        if name in self._roles:
+            self._members.pop(name, None)
+            self._deaths[name] += 1
+            self._down[name] = f"it died ({cause}) and is started again; deaths so far: {self._deaths[name]}"
             self._tell_fleet()
         self._say(f"{name} died ({cause}); starting it again")
         if last_words:
