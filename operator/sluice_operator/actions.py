@@ -91,11 +91,12 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class MarkRevision:
-    """Write the verdict labels of a ControllerRevision."""
+    """Write the verdict labels of a ControllerRevision. `detail`: the pod that failed and its last words."""
 
     name: str
     verdict: Verdict
     reason: str = ""
+    detail: str = ""
 
     def __str__(self) -> str:
         return f"mark ControllerRevision {self.name} {self.verdict.value or 'unknown'} {self.reason}".rstrip()

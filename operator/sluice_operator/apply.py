@@ -92,7 +92,8 @@ class Applier:
             case actions.MarkRevision():
                 labels = {names.LABEL_VERDICT: action.verdict.value, names.LABEL_VERDICT_REASON: action.reason or None}
                 path = self._path("ControllerRevision", action.name)
-                await self.cluster.patch(path, MERGE, {"metadata": {"labels": labels}})
+                annotations = {names.ANNOTATION_VERDICT_DETAIL: action.detail or None}
+                await self.cluster.patch(path, MERGE, {"metadata": {"labels": labels, "annotations": annotations}})
             case actions.EnsureSecret():
                 return await self._ensure_secret(action)
             case actions.Certify():

@@ -14,6 +14,8 @@ LABEL_QUARANTINED = f"{PREFIX}/quarantined"
 # On a ControllerRevision: what became of it, and why. Labels, for annotations get lost.
 LABEL_VERDICT = f"{PREFIX}/verdict"
 LABEL_VERDICT_REASON = f"{PREFIX}/verdict-reason"
+# Beside them, for people: which pod failed, and its last words. Nothing is decided by it.
+ANNOTATION_VERDICT_DETAIL = f"{PREFIX}/verdict-detail"
 READINESS_GATE = f"{PREFIX}/serving"
 MANAGED_BY = "sluice-operator"
 # As which we own fields of objects.

@@ -136,7 +136,8 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A ControllerRevision. `data`: rendered objects by key, see render/revision.py. `number`: order of creation."""
+    """A ControllerRevision. `data`: rendered objects by key, see render/revision.py. `number`: order of creation.
+    `verdict_detail`: the pod that failed and its last words; empty if they are lost."""
 
     name: str
     hash: str
@@ -146,6 +147,7 @@ class Revision:
     verdict_reason: str = ""
     uid: str = ""
     resource_version: str = ""
+    verdict_detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

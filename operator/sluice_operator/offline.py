@@ -217,4 +217,4 @@ def _placement(spec: ModelDeploymentSpec, raw_nodes: Sequence[Mapping[str, Any]]
 
 
 def _why(row: Row) -> str:
-    return "matches" if row.refusal is None else f"no: {row.refusal.requirement}: {row.refusal.detail}"
+    return "matches" if row.refusal is None else f"no: {row.refusal.problem}: {row.refusal.detail}"

@@ -64,6 +64,10 @@ from sluice_operator.status import Scaled, all_incidents, build, is_load_only, m
 
 Object = Mapping[str, Any]
 LIVES = Lives()
+_OWNERS = {
+    Owner.NAMESAKE: "it belongs to a deleted ModelDeployment of this name",
+    Owner.STRANGER: "it belongs to something else",
+}
 Parsed = ModelDeploymentSpec | tuple[Objection, ...]
 
 
@@ -153,7 +157,7 @@ class _Plan:
             if child is not None and child.owner is not Owner.OURS:
                 reason = Reason.NAME_IN_USE if child.owner is Owner.NAMESAKE else Reason.NAME_CONFLICT
                 name = f"{child.kind} {child.name}"
-                return reason, Problem(name, f"belongs to a {child.owner.value}", "see the remedy")
+                return reason, Problem(name, _OWNERS[child.owner], "")
         return None
 
     def _deployments(self, target: Target) -> Iterable[Object]:
@@ -409,7 +413,7 @@ def _programs(template: Object) -> Mapping[str, Object]:
 
 
 def _take_back(mine: Revision, reason: Reason, detail: str) -> Iterable[Action]:
-    yield MarkRevision(mine.name, Verdict.FAILED, reason.value)
+    yield MarkRevision(mine.name, Verdict.FAILED, reason.value, detail)
     key = f"rollback-{mine.hash}-{mine.resource_version}"  # of this time: it may be tried again
     yield Tell("RolledBack", f"revision {mine.hash}: {detail}", key, warning=True)
 

@@ -28,6 +28,7 @@ from sluice_operator.actions import (
 )
 from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.names import (
+    ANNOTATION_VERDICT_DETAIL,
     ENGINE_ROLES,
     LABEL_REVISION,
     LABEL_ROLE,
@@ -171,6 +172,7 @@ class Cluster:
                     Verdict(o["metadata"]["labels"].get(LABEL_VERDICT, Verdict.UNKNOWN)),
                     o["metadata"]["labels"].get(LABEL_VERDICT_REASON, ""),
                     n,
+                    verdict_detail=o["metadata"].get("annotations", {}).get(ANNOTATION_VERDICT_DETAIL, ""),
                 )
                 for n, o in self.revisions.items()
             ),
@@ -275,9 +277,10 @@ class Cluster:
                 del self.revisions[name]
             case Delete(kind, name):
                 del self.objects[kind, name]
-            case MarkRevision(name, verdict, reason):
+            case MarkRevision(name, verdict, reason, detail):
                 labels = self.revisions[name]["metadata"]["labels"]
                 labels[LABEL_VERDICT], labels[LABEL_VERDICT_REASON] = verdict.value, reason
+                self.revisions[name]["metadata"]["annotations"] = {ANNOTATION_VERDICT_DETAIL: detail}
             case EnsureSecret(name):
                 self.secrets.add(name)
             case Certify(step):

@@ -16,14 +16,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`path`: as kubectl writes it, spec.image.tag. `remedy`: what to do, an imperative."""
+    """`path`: as kubectl writes it, spec.image.tag. `remedy`: what to do, an imperative; empty where the
+    reason that goes with it says so."""
 
     path: str
     problem: str
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.problem}: {self.remedy}"
+        return ": ".join(part for part in (self.path, self.problem, self.remedy) if part)
 
 
 class Invalid(ValueError):
