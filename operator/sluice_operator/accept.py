@@ -8,7 +8,7 @@ from typing import Any
 from sluice_operator.api.crd import MAX_NAME
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import Invalid, Problem, from_json
-from sluice_operator.names import MAIN_CONTAINER, PREFIX, is_object_name, is_qualified_name
+from sluice_operator.names import MAIN_CONTAINER, PREFIX, is_label_value, is_object_name, is_ours, is_qualified_name
 from sluice_operator.reasons import Reason
 
 Objection = tuple[Reason, Problem]
@@ -152,7 +152,32 @@ def _names(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
             yield Reason.SPEC_INVALID, problem
 
 
-CHECKS: tuple[SpecCheck, ...] = (_name, _rules, _ports, _names, _tensor, _templates)
+def _labels(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
+    """Of children: nothing of the operator's own, and what the API server takes."""
+    maps = {
+        "spec.metadata.labels": spec.metadata.labels,
+        "spec.metadata.annotations": spec.metadata.annotations,
+        "spec.monitoring.labels": spec.monitoring.labels,
+    }
+    for path, values in maps.items():
+        for key, value in values.items():
+            where = f"{path}[{key[:80]}]"
+            if is_ours(key):
+                problem = Problem(where, "is the operator's", "remove it")
+            elif not is_qualified_name(key):
+                remedy = "give at most 63 letters, digits, '-', '_' and '.', after a domain and '/' or not"
+                problem = Problem(where, "is no key that Kubernetes takes", remedy)
+            elif not isinstance(value, str):
+                problem = Problem(where, "is no string", "put it in quotes")
+            elif path.endswith("labels") and not is_label_value(value):
+                remedy = "give at most 63 letters, digits, '-', '_' and '.', a letter or digit first and last"
+                problem = Problem(where, f"is {value[:80]!r}, which no label can be", remedy)
+            else:
+                continue
+            yield Reason.SPEC_INVALID, problem
+
+
+CHECKS: tuple[SpecCheck, ...] = (_name, _rules, _ports, _names, _labels, _tensor, _templates)
 
 
 # -- templates --------------------------------------------------------------------------------------------------------

@@ -103,6 +103,19 @@ class MarkRevision:
 
 
 @dataclass(frozen=True, slots=True)
+class Label:
+    """Change labels and annotations of a child, by a merge patch of its metadata."""
+
+    kind: str
+    name: str
+    uid: str
+    change: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"label {self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
 class EnsureSecret:
     """Make the shared key where there is none, or a Secret of ours without one: plan cannot, being pure."""
 
@@ -172,6 +185,7 @@ Action = (
     | ReleasePod
     | Delete
     | MarkRevision
+    | Label
     | EnsureSecret
     | Certify
     | SetDecodeReplicas

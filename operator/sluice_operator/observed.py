@@ -11,6 +11,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+from sluice_operator.api.spec import MetadataSpec
 from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.api.value import Problem
 from sluice_operator.names import PodRole, Verdict
@@ -254,7 +255,8 @@ class Observed:
     ours. `certificates`: what they hold. `dry_run`: what a server-side dry run
     of the children said against the template, None if nothing. `warning`: fields of templates that were accepted
     before although this cluster does not have them. `refused`: what the API server did not take the last
-    time, and its words. `absent`: kinds that the spec needs and that cannot be had here, with the reason."""
+    time, and its words. `absent`: kinds that the spec needs and that cannot be had here, with the reason.
+    `metadata`: that of the spec, for Secrets."""
 
     namespace: str
     name: str
@@ -274,6 +276,7 @@ class Observed:
     warning: str = ""
     refused: str = ""
     absent: Mapping[str, str] = field(default_factory=dict)
+    metadata: MetadataSpec = field(default_factory=MetadataSpec)
 
     @cached_property
     def ready_gateways(self) -> frozenset[str]:

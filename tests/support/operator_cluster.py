@@ -17,6 +17,7 @@ from sluice_operator.actions import (
     Delete,
     Drain,
     EnsureSecret,
+    Label,
     MarkRevision,
     ReleasePod,
     Remember,
@@ -281,6 +282,8 @@ class Cluster:
                 labels = self.revisions[name]["metadata"]["labels"]
                 labels[LABEL_VERDICT], labels[LABEL_VERDICT_REASON] = verdict.value, reason
                 self.revisions[name]["metadata"]["annotations"] = {ANNOTATION_VERDICT_DETAIL: detail}
+            case Label(kind, name, _, change):
+                self._label(kind, name, change)
             case EnsureSecret(name):
                 self.secrets.add(name)
             case Certify(step):
@@ -298,6 +301,13 @@ class Cluster:
     def forget(self) -> None:
         """The operator was killed, and somebody wiped what it had written."""
         self.status, self.memory = ModelDeploymentStatus(), Memory(self.now)
+
+    def _label(self, kind: str, name: str, change: dict) -> None:
+        meta = self.objects[kind, name]["metadata"]
+        for part, values in change.items():
+            there = meta.setdefault(part, {})
+            there.update(values)
+            meta[part] = {key: value for key, value in there.items() if value is not None}
 
     def _apply(self, item: dict) -> None:
         kind, name = item["kind"], item["metadata"]["name"]

@@ -68,7 +68,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   verbs: [get, list, watch]
 - apiGroups: [resource.k8s.io]
   resources: [resourceclaimtemplates]
-  verbs: [get, list, create, delete]
+  verbs: [get, list, create, patch, delete]
 {{- if .Values.podMonitor.allow }}
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors]

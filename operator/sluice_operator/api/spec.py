@@ -352,12 +352,25 @@ class QuarantineSpec:
 @dataclass(frozen=True, slots=True)
 class MonitoringSpec:
     pod_monitor: bool = api("Create a PodMonitor (needs the prometheus-operator's CRDs).", False)
+    labels: Mapping[str, str] = api(
+        "Labels of the PodMonitor, for a Prometheus that selects by label.", {}, max_size=16, item_max=63
+    )
     otlp_endpoint: str | None = api(
         "Where traces go, OTLP over HTTP: the whole URL, such as http://collector.observability:4318/v1/traces; absent:"
         " none are made. Changing it replaces engines.",
         None,
         max_size=255,
         pattern=_URL,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataSpec:
+    """What policies of a cluster may demand of every object."""
+
+    labels: Mapping[str, str] = api("Labels of every object that the operator makes.", {}, max_size=16, item_max=63)
+    annotations: Mapping[str, str] = api(
+        "Annotations of every object that the operator makes.", {}, max_size=16, item_max=1024
     )
 
 
@@ -377,4 +390,9 @@ class ModelDeploymentSpec:
     drain: DrainSpec = api("How pods end.", DrainSpec)
     quarantine: QuarantineSpec = api("Wedged pods that are kept.", QuarantineSpec)
     monitoring: MonitoringSpec = api("Scraping and traces.", MonitoringSpec)
+    metadata: MetadataSpec = api(
+        "Labels and annotations of all children except pods, which have those of their template. Changing them replaces"
+        " no pod; Secrets get them when they are written next.",
+        MetadataSpec,
+    )
     paused: bool = api("Change nothing but status.", False)

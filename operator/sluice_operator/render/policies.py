@@ -47,13 +47,14 @@ FLOWS = (
     Flow(OPERATOR, PodRole.GATEWAY, ports.CONTROL),
     Flow(ANYBODY, PodRole.GATEWAY, ports.PROBE),
 )
-DNS = ({"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53})
-# Where API servers listen, unless the operator is told otherwise.
+# Where name servers and API servers listen, unless the operator is told otherwise. Policies see the ports of pods: the
+# name servers of OpenShift listen on 5353 behind their Service.
+DNS = (53,)
 HTTPS = (443, 6443)
 
 
 def network_policies(
-    name: str, spec: ModelDeploymentSpec, api_ports: tuple[int, ...] = HTTPS
+    name: str, spec: ModelDeploymentSpec, api_ports: tuple[int, ...] = HTTPS, dns_ports: tuple[int, ...] = DNS
 ) -> Iterator[tuple[str, Mapping[str, str], Object]]:
     """(name, labels, spec), one policy per role. `api_ports`: of the API server, which gateways watch."""
     for role in PodRole:
@@ -61,9 +62,13 @@ def network_policies(
             "podSelector": {"matchLabels": names.selector(name, role)},
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [_ingress(name, flow) for flow in FLOWS if flow.role is role],
-            "egress": [*_egress(name, role), {"ports": list(DNS)}, *_outside(role, spec, api_ports)],
+            "egress": [*_egress(name, role), {"ports": _dns(dns_ports)}, *_outside(role, spec, api_ports)],
         }
         yield names.role_name(name, role), names.role_labels(name, role), policy
+
+
+def _dns(dns_ports: tuple[int, ...]) -> list[Object]:
+    return [{"protocol": protocol, "port": port} for port in dns_ports for protocol in ("UDP", "TCP")]
 
 
 def _ingress(name: str, flow: Flow) -> Object:
