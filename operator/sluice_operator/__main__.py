@@ -54,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
         default=USER,
         help="user and group id of the pods, or 'none': the cluster chooses, as OpenShift wants it; default: 65532",
     )
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument("--resync-s", type=float, default=60.0, help="seconds from one full listing to the next")
     parser.add_argument("--probe-host", default="", help="default: every address, of IPv6 too")
     parser.add_argument("--probe-port", type=int, default=0, help="/livez and /status; 0: the system picks one")
@@ -82,7 +83,8 @@ def _port(text: str) -> int:
 def main(argv: list[str] | None = None, fleet: Fleet | None = None) -> int:
     """`fleet`: for tests whose pods only exist in the API."""
     args = parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    form = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    logging.basicConfig(level=args.log_level.upper(), format=form, stream=sys.stderr)
     logging.getLogger("kopf").setLevel(logging.WARNING)
     try:
         connection = _connection(args.kubeconfig)
