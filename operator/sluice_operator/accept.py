@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from ipaddress import ip_network
 from typing import Any
 
 from sluice_operator.api.crd import MAX_NAME
+from sluice_operator.api.enums import ServiceType
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import Invalid, Problem, from_json
 from sluice_operator.names import MAIN_CONTAINER, PREFIX, is_label_value, is_object_name, is_ours, is_qualified_name
@@ -17,8 +19,8 @@ SpecCheck = Callable[[str, ModelDeploymentSpec], Iterator[Objection]]
 _POD_FORBIDDEN = {
     "restartPolicy": "pods of a Deployment are always restarted",
     "terminationGracePeriodSeconds": "it follows from drain.timeoutSeconds",
-    "serviceAccountName": "each role has its own account",
-    "serviceAccount": "each role has its own account",
+    "serviceAccountName": "set serviceAccountName of the role, beside its template",
+    "serviceAccount": "set serviceAccountName of the role, beside its template",
     "automountServiceAccountToken": "engines get no token",
     "readinessGates": "the operator has one of its own",
     "activeDeadlineSeconds": "engines run until they are drained",
@@ -73,25 +75,47 @@ def _name(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
 
 def _rules(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
     """The CEL rules once more, for a file that no API server has seen. tests/operator holds both against each other."""
-
-    def bad(path: str, problem: str, remedy: str) -> Objection:
-        return Reason.SPEC_INVALID, Problem(path, problem, remedy)
-
     if spec.model.hub is not None and not spec.model.uri.startswith("hf://"):
-        yield bad("spec.model.hub", "is for hf:// models only", "remove it")
+        yield _bad("spec.model.hub", "is for hf:// models only", "remove it")
     if (spec.image.tag is None) == (spec.image.digest is None):
-        yield bad("spec.image", "needs exactly one of tag and digest", "set one and remove the other")
+        yield _bad("spec.image", "needs exactly one of tag and digest", "set one and remove the other")
     if spec.precision.kv.value == "Auto" and spec.precision.index_keys.value != "Auto":
-        yield bad("spec.precision.indexKeys", "needs kv", "set kv, or leave both Auto")
+        yield _bad("spec.precision.indexKeys", "needs kv", "set kv, or leave both Auto")
     if (spec.accelerator.type.value == "GPU") != (spec.accelerator.gpu is not None):
-        yield bad("spec.accelerator.gpu", "belongs to type GPU", "set gpu: {} with it, remove gpu with type CPU")
+        yield _bad("spec.accelerator.gpu", "belongs to type GPU", "set gpu: {} with it, remove gpu with type CPU")
     scaling = spec.decode.scaling
     if (scaling.mode.value == "Auto") != (scaling.auto is not None):
-        yield bad("spec.decode.scaling.auto", "belongs to mode Auto", "set it with Auto, remove it otherwise")
+        yield _bad("spec.decode.scaling.auto", "belongs to mode Auto", "set it with Auto, remove it otherwise")
     if scaling.auto is not None and scaling.auto.min_replicas > scaling.auto.max_replicas:
-        yield bad("spec.decode.scaling.auto", "has minReplicas above maxReplicas", "raise one or lower the other")
+        yield _bad("spec.decode.scaling.auto", "has minReplicas above maxReplicas", "raise one or lower the other")
     if not spec.rollout.max_surge and not spec.rollout.max_unavailable:
-        yield bad("spec.rollout", "has maxSurge and maxUnavailable both 0", "raise one")
+        yield _bad("spec.rollout", "has maxSurge and maxUnavailable both 0", "raise one")
+
+
+def _bad(path: str, problem: str, remedy: str) -> Objection:
+    return Reason.SPEC_INVALID, Problem(path, problem, remedy)
+
+
+def _service(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
+    """Without a CEL rule: v1alpha1 gets no tighter ones."""
+    service = spec.gateway.service
+    if service.type is not ServiceType.LOAD_BALANCER and (
+        service.load_balancer_class or service.load_balancer_source_ranges
+    ):
+        problem = "has loadBalancerClass or loadBalancerSourceRanges, which need type LoadBalancer"
+        yield _bad("spec.gateway.service", problem, "set it or remove them")
+    for number, network in enumerate(service.load_balancer_source_ranges):
+        if not _is_network(network):
+            path = f"spec.gateway.service.loadBalancerSourceRanges[{number}]"
+            yield _bad(path, f"is {network!r}", "give a network such as 10.0.0.0/8")
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ip_network(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _tensor(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
@@ -133,6 +157,9 @@ def _names(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
         "spec.model.hub.cacheClaim": hub.cache_claim if hub is not None else None,
         "spec.model.uri": spec.model.uri[6:].split("/")[0] if spec.model.uri.startswith("pvc://") else None,
         "spec.gateway.apiKeysSecret": spec.gateway.api_keys_secret,
+        "spec.gateway.serviceAccountName": spec.gateway.service_account_name,
+        "spec.prefill.serviceAccountName": spec.prefill.service_account_name,
+        "spec.decode.serviceAccountName": spec.decode.service_account_name,
         "spec.accelerator.gpu.deviceClass": gpu.device_class if gpu is not None else None,
     }
     for path, told in objects.items():
@@ -158,6 +185,7 @@ def _labels(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
         "spec.metadata.labels": spec.metadata.labels,
         "spec.metadata.annotations": spec.metadata.annotations,
         "spec.monitoring.labels": spec.monitoring.labels,
+        "spec.gateway.service.labels": spec.gateway.service.labels,
     }
     for path, values in maps.items():
         for key, value in values.items():
@@ -177,7 +205,7 @@ def _labels(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
             yield Reason.SPEC_INVALID, problem
 
 
-CHECKS: tuple[SpecCheck, ...] = (_name, _rules, _ports, _names, _labels, _tensor, _templates)
+CHECKS: tuple[SpecCheck, ...] = (_name, _rules, _ports, _names, _service, _labels, _tensor, _templates)
 
 
 # -- templates --------------------------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from sluice_operator.api.value import Problem
 from sluice_operator.names import PodRole, Verdict
 from sluice_operator.rotation import SeenCertificates
 
+GPU_RESOURCE = "nvidia.com/gpu"
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -191,7 +193,8 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """`gpus`: allocatable nvidia.com/gpu; `free_gpus`: less what pods asked for; None: not known."""
+    """`gpus`: allocatable nvidia.com/gpu; `free_gpus`: less what pods asked for; None: not known.
+    `others`: allocatable GPUs under other names (nvidia.com/mig-3g.40gb, nvidia.com/gpu.shared)."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -200,6 +203,10 @@ class Node:
     cordoned: bool = False
     gpus: int = 0
     free_gpus: int | None = None
+    others: Mapping[str, int] = field(default_factory=dict)
+
+    def offers(self, resource: str) -> int:
+        return self.gpus if resource == GPU_RESOURCE else self.others.get(resource, 0)
 
 
 class Owner(StrEnum):

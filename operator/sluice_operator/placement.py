@@ -12,10 +12,9 @@ from sluice_operator.api.enums import AcceleratorType, Allocation, ConditionStat
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.node_affinity import Term, required_terms, unmet
-from sluice_operator.observed import Node, Pod, Taint
+from sluice_operator.observed import GPU_RESOURCE, Node, Pod, Taint
 from sluice_operator.reasons import Reason, cut, sentence, tell
 
-GPU_RESOURCE = "nvidia.com/gpu"
 MAJOR_LABEL, PRODUCT_LABEL = "nvidia.com/gpu.compute.major", "nvidia.com/gpu.product"
 # The scheduler's own check of a PreferNoSchedule taint is a preference.
 HARD_EFFECTS = ("NoSchedule", "NoExecute")
@@ -42,6 +41,7 @@ class Request:
     tolerations: tuple[Mapping[str, Any], ...] = ()
     affinity: tuple[Term, ...] = ()
     domain: str = ""
+    resource: str = GPU_RESOURCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,7 @@ def _request(spec: ModelDeploymentSpec, role: PodRole) -> Request:
         tolerations=tuple(t for t in tolerations if isinstance(t, Mapping)) if isinstance(tolerations, list) else (),
         affinity=required_terms(pod),
         domain=gpu.domain.topology_key if gpu is not None and gpu.domain.policy is DomainPolicy.REQUIRED else "",
+        resource=gpu.resource_name if gpu is not None else GPU_RESOURCE,
     )
 
 
@@ -136,8 +137,8 @@ def _required(node: Node, request: Request) -> Refusal | None:
 
 
 def _has_gpu(node: Node, request: Request) -> Refusal | None:
-    if request.gpus and not node.gpus:
-        return Refusal(f"no {GPU_RESOURCE}", "it offers none")
+    if request.gpus and not node.offers(request.resource):
+        return Refusal(f"no {request.resource}", "it offers none")
     return None
 
 
@@ -170,13 +171,13 @@ def _in_domain(node: Node, request: Request) -> Refusal | None:
 
 
 def _large_enough(node: Node, request: Request) -> Refusal | None:
-    if node.gpus >= request.gpus:
-        return None
-    return Refusal(f"fewer than {request.gpus} GPUs", f"{node.gpus}")
+    has = node.offers(request.resource)
+    return None if has >= request.gpus else Refusal(f"fewer than {request.gpus} GPUs", f"{has}")
 
 
 def _free(node: Node, request: Request) -> Refusal | None:
-    if node.free_gpus is None or node.free_gpus >= request.gpus:
+    """Of other names than the usual one it is not known how many are free: the scheduler tells."""
+    if request.resource != GPU_RESOURCE or node.free_gpus is None or node.free_gpus >= request.gpus:
         return None
     problem = "no free GPU" if request.gpus == 1 else f"fewer than {request.gpus} free GPUs"
     return Refusal(problem, f"{node.free_gpus} of {node.gpus} are free", passes=True)
@@ -280,7 +281,9 @@ def _too_large(requests: Iterable[Request], nodes: Sequence[Node]) -> str:
     """Only if nodes match but for their size: else what does not match is the news."""
     for request in requests:
         sizes = [
-            n.gpus for n in nodes if why_not(n, request, [c for c in CHECKS if c not in (_large_enough, _free)]) is None
+            n.offers(request.resource)
+            for n in nodes
+            if why_not(n, request, [c for c in CHECKS if c not in (_large_enough, _free)]) is None
         ]
         if sizes and max(sizes) < request.gpus:
             return f"{request.role}: {request.gpus} ranks, and the largest matching node has {max(sizes)} GPUs."
@@ -304,7 +307,7 @@ def _domain_too_small(requests: Sequence[Request], nodes: Sequence[Node]) -> str
     for node in nodes:
         roles = frozenset(r.role for r in requests if why_not(node, r, _UNLESS_FULL) is None)
         if roles:
-            domains[node.labels[key]].append(_Room(node.gpus, roles))
+            domains[node.labels[key]].append(_Room(node.offers(requests[0].resource), roles))
     need = sorted(((r.gpus, r.role) for r in requests for _ in range(r.replicas)), reverse=True)
     if any(_fits(rooms, need) for rooms in domains.values()):
         return ""

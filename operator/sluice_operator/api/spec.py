@@ -152,6 +152,13 @@ class GpuSpec:
         max_size=253,
         pattern=_NAME,
     )
+    resource_name: str = api(
+        "What the device plugin calls a GPU: nvidia.com/gpu, nvidia.com/gpu.shared, or a MIG profile such as"
+        " nvidia.com/mig-3g.40gb. Of no effect with ResourceClaim.",
+        "nvidia.com/gpu",
+        max_size=128,
+        pattern=r"^nvidia\.com/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+    )
     domain: DomainSpec = api("NVLink domain of prefill and decode.", DomainSpec)
 
 
@@ -201,6 +208,12 @@ class PrefillSpec:
     replicas: int = api("Prefill engines.", 1, minimum=0, maximum=MAX_REPLICAS)
     parallelism: ParallelismSpec = api("Ranks of an engine.", ParallelismSpec)
     max_rooms: int = api("Handoffs that one prefill engine has open at a time.", 8, minimum=1, maximum=4096)
+    service_account_name: str | None = api(
+        "A ServiceAccount that exists, instead of the operator's own; no token of it is mounted.",
+        None,
+        max_size=253,
+        pattern=_NAME,
+    )
     template: RawObject = api(_TEMPLATE, {})
 
 
@@ -289,6 +302,12 @@ class DecodeSpec:
     parallelism: ParallelismSpec = api("Ranks of an engine.", ParallelismSpec)
     max_running: int = api("Sequences that one decode engine runs at a time.", 64, minimum=1, maximum=4096)
     scaling: ScalingSpec = api("Who decides replicas.", ScalingSpec)
+    service_account_name: str | None = api(
+        "A ServiceAccount that exists, instead of the operator's own; no token of it is mounted.",
+        None,
+        max_size=253,
+        pattern=_NAME,
+    )
     template: RawObject = api(_TEMPLATE, {})
 
 
@@ -296,6 +315,20 @@ class DecodeSpec:
 class ServiceSpec:
     type: ServiceType = api("Type of the gateway's Service.", ServiceType.CLUSTER_IP)
     annotations: Mapping[str, str] = api("Annotations of the gateway's Service.", {}, max_size=16, item_max=1024)
+    labels: Mapping[str, str] = api("Labels of the gateway's Service.", {}, max_size=16, item_max=63)
+    load_balancer_class: str | None = api(
+        "Who makes the load balancer, with type LoadBalancer. Kubernetes lets nobody change it later.",
+        None,
+        max_size=317,
+        pattern=_LABEL_KEY,
+    )
+    load_balancer_source_ranges: tuple[str, ...] = api(
+        "Addresses that the load balancer lets in, in CIDR notation, with type LoadBalancer. Empty: all.",
+        (),
+        max_size=32,
+        item_max=64,
+        item_pattern=r"^[0-9A-Fa-f.:]+/[0-9]{1,3}$",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +342,12 @@ class GatewaySpec:
     )
     max_queued: int = api("Requests that one gateway lets wait.", 1024, minimum=1, maximum=65536)
     service: ServiceSpec = api("The Service that clients use.", ServiceSpec)
+    service_account_name: str | None = api(
+        "A ServiceAccount that exists, instead of the operator's own. It is given the right to see EndpointSlices.",
+        None,
+        max_size=253,
+        pattern=_NAME,
+    )
     template: RawObject = api(_TEMPLATE, {})
 
 

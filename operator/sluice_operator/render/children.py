@@ -108,8 +108,8 @@ def standing(
 ) -> tuple[Object, ...]:
     """What does not depend on a revision. `api_ports`, `dns_ports`: where the API server and name servers listen."""
     return (
-        *(_account(owner, role) for role in (PodRole.GATEWAY, PodRole.PREFILL)),
-        *_gateway_rights(owner),
+        *_accounts(owner, spec),
+        *_gateway_rights(owner, spec.gateway.service_account_name or names.account_name(owner.name, PodRole.GATEWAY)),
         *(_engine_service(owner, role) for role in ENGINE_ROLES),
         _gateway_service(owner, spec),
         *(_budget(owner, spec, role) for role in PodRole),
@@ -171,12 +171,22 @@ def _object(api_version: str, kind: str, meta: Object, **rest: Any) -> Object:
     return {"apiVersion": api_version, "kind": kind, "metadata": meta, **rest}
 
 
+def _accounts(owner: OwnerRef, spec: ModelDeploymentSpec) -> list[Object]:
+    """Those that somebody uses: pods may run as accounts of theirs."""
+    made = []
+    if not spec.gateway.service_account_name:
+        made.append(_account(owner, PodRole.GATEWAY))
+    if not (spec.prefill.service_account_name and spec.decode.service_account_name):
+        made.append(_account(owner, PodRole.PREFILL))
+    return made
+
+
 def _account(owner: OwnerRef, role: PodRole) -> Object:
     meta = owner.meta(names.account_name(owner.name, role), names.base_labels(owner.name))
     return _object("v1", "ServiceAccount", meta, automountServiceAccountToken=False)
 
 
-def _gateway_rights(owner: OwnerRef) -> tuple[Object, Object]:
+def _gateway_rights(owner: OwnerRef, account: str) -> tuple[Object, Object]:
     """To see who its engines are, in this namespace, and nothing else."""
     name = names.role_name(owner.name, PodRole.GATEWAY)
     meta = owner.meta(name, names.role_labels(owner.name, PodRole.GATEWAY))
@@ -187,7 +197,7 @@ def _gateway_rights(owner: OwnerRef) -> tuple[Object, Object]:
         "RoleBinding",
         meta,
         roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
-        subjects=[{"kind": "ServiceAccount", "name": name, "namespace": owner.namespace}],
+        subjects=[{"kind": "ServiceAccount", "name": account, "namespace": owner.namespace}],
     )
     return role, binding
 
@@ -206,12 +216,16 @@ def _engine_service(owner: OwnerRef, role: PodRole) -> Object:
 
 def _gateway_service(owner: OwnerRef, spec: ModelDeploymentSpec) -> Object:
     service = spec.gateway.service
-    body = {
+    body: Object = {
         "type": service.type.value,
         "selector": names.selector(owner.name, PodRole.GATEWAY),
         "ports": [{"name": "http", "port": ports.SERVICE, "targetPort": "http", "protocol": "TCP"}],
     }
-    labels = names.role_labels(owner.name, PodRole.GATEWAY)
+    if service.load_balancer_class:
+        body["loadBalancerClass"] = service.load_balancer_class
+    if service.load_balancer_source_ranges:
+        body["loadBalancerSourceRanges"] = list(service.load_balancer_source_ranges)
+    labels = {**service.labels, **names.role_labels(owner.name, PodRole.GATEWAY)}
     meta = owner.meta(names.role_name(owner.name, PodRole.GATEWAY), labels, service.annotations)
     return _object("v1", "Service", meta, spec=body)
 

@@ -107,7 +107,7 @@ def pod_template(name: str, spec: ModelDeploymentSpec, role: PodRole, revision: 
     theirs = engine.template
     labels = names.base_labels(name) | names.selector(name, role, revision)
     pod: Object = {
-        "serviceAccountName": names.account_name(name, role),
+        "serviceAccountName": engine.service_account_name or names.account_name(name, role),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "restartPolicy": "Always",

@@ -46,7 +46,7 @@ def pod_template(
 ) -> Object:
     source = gateway_source(spec.model, spec.image)
     pod: Object = {
-        "serviceAccountName": names.account_name(name, ROLE),
+        "serviceAccountName": spec.gateway.service_account_name or names.account_name(name, ROLE),
         # It watches the EndpointSlices of its engines.
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
