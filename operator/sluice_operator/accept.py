@@ -12,6 +12,7 @@ from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import Invalid, Problem, from_json
 from sluice_operator.names import MAIN_CONTAINER, PREFIX, is_label_value, is_object_name, is_ours, is_qualified_name
 from sluice_operator.reasons import Reason
+from sluice_operator.render.model import DOWNLOAD, TOKENIZER
 
 Objection = tuple[Reason, Problem]
 SpecCheck = Callable[[str, ModelDeploymentSpec], Iterator[Objection]]
@@ -50,7 +51,7 @@ _MAIN_FORBIDDEN = {
 _ENV_FORBIDDEN_PREFIXES = ("SLUICE_", "UCX_", "NIXL_")
 _ENV_FORBIDDEN = ("POD_NAME", "POD_IP", "POD_NAMESPACE", "HOME", "HF_HUB_OFFLINE")
 # Volumes and mounts that the operator makes.
-_VOLUMES = ("spec", "key", "tls", "run", "evidence", "tmp", "model", "tokenizer", "api-keys")
+_VOLUMES = ("spec", "key", "tls", "run", "evidence", "tmp", "model", "tokenizer", "api-keys", "hub-ca")
 _METADATA = ("labels", "annotations")
 
 
@@ -131,7 +132,8 @@ def _templates(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
         ("decode", spec.decode.template),
         ("gateway", spec.gateway.template),
     ):
-        for problem in template_problems(template, f"spec.{role}.template"):
+        downloads = spec.model.uri.startswith("hf://")
+        for problem in template_problems(template, f"spec.{role}.template", downloads=downloads):
             yield Reason.TEMPLATE_INVALID, problem
 
 
@@ -140,6 +142,7 @@ def _ports(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
     hub = spec.model.hub
     urls = {
         "spec.model.hub.endpoint": hub.endpoint if hub is not None else None,
+        "spec.model.hub.proxy": hub.proxy if hub is not None else None,
         "spec.monitoring.otlpEndpoint": spec.monitoring.otlp_endpoint,
     }
     for path, url in urls.items():
@@ -154,6 +157,7 @@ def _names(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
     gpu, hub = spec.accelerator.gpu, spec.model.hub
     objects = {
         "spec.model.hub.tokenSecret": hub.token_secret if hub is not None else None,
+        "spec.model.hub.caConfigMap": hub.ca_config_map if hub is not None else None,
         "spec.model.hub.cacheClaim": hub.cache_claim if hub is not None else None,
         "spec.model.uri": spec.model.uri[6:].split("/")[0] if spec.model.uri.startswith("pvc://") else None,
         "spec.gateway.apiKeysSecret": spec.gateway.api_keys_secret,
@@ -211,8 +215,9 @@ CHECKS: tuple[SpecCheck, ...] = (_name, _rules, _ports, _names, _service, _label
 # -- templates --------------------------------------------------------------------------------------------------------
 
 
-def template_problems(template: Mapping[str, Any], path: str) -> Iterator[Problem]:
-    """What is the operator's, and what is of no shape that could be a pod's. The rest is for the dry run to find."""
+def template_problems(template: Mapping[str, Any], path: str, *, downloads: bool = False) -> Iterator[Problem]:
+    """What is the operator's, and what is of no shape that could be a pod's. The rest is for the dry run to find.
+    `downloads`: an init container of ours gets the model, and the template may add to it."""
     for name in template:
         if name not in ("metadata", "spec"):
             yield Problem(f"{path}.{name}", "is no part of a pod template", "leave only metadata and spec")
@@ -227,7 +232,8 @@ def template_problems(template: Mapping[str, Any], path: str) -> Iterator[Proble
     yield from _shapes(pod, f"{path}.spec")
     yield from _volumes(pod, f"{path}.spec.volumes")
     for field in ("containers", "initContainers", "ephemeralContainers"):
-        yield from _containers(pod.get(field), f"{path}.spec.{field}", is_main_allowed=field == "containers")
+        added = DOWNLOAD if downloads and field == "initContainers" else ""
+        yield from _containers(pod.get(field), f"{path}.spec.{field}", field == "containers", added)
 
 
 def _metadata(meta: Any, path: str) -> Iterator[Problem]:
@@ -316,7 +322,8 @@ def _volumes(pod: Mapping[str, Any], path: str) -> Iterator[Problem]:
             yield Problem(f"{path}[{number}].name", f"{volume['name']!r} is a volume of the operator", "rename it")
 
 
-def _containers(containers: Any, path: str, *, is_main_allowed: bool) -> Iterator[Problem]:
+def _containers(containers: Any, path: str, is_main_allowed: bool, added: str) -> Iterator[Problem]:
+    """`added`: a container of the operator's to which the template may add some things; empty: none."""
     yield from _list_of_objects(containers, path)
     seen: set[Any] = set()
     for number, container in enumerate(containers if isinstance(containers, list) else ()):
@@ -329,9 +336,23 @@ def _containers(containers: Any, path: str, *, is_main_allowed: bool) -> Iterato
             yield Problem(f"{here}.name", f"{name!r} is there twice", "rename one")
         elif name == MAIN_CONTAINER and is_main_allowed:
             yield from _main(container, here)
-        elif name in (MAIN_CONTAINER, "download", "tokenizer"):
+        elif name == added:
+            yield from _added(container, here)
+        elif name in (MAIN_CONTAINER, DOWNLOAD, TOKENIZER):
             yield Problem(f"{here}.name", f"{name!r} is the operator's", "rename it")
         seen.add(str(name))
+
+
+def _added(container: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    """To the download: a proxy with a password, mounts of authorities, its resources."""
+    for field in container:
+        if field not in ("name", "env", "envFrom", "volumeMounts", "resources"):
+            remedy = "leave only env, envFrom, volumeMounts and resources"
+            yield Problem(f"{path}.{field}", "is the operator's", remedy)
+    if not isinstance(container.get("resources", {}), Mapping):
+        yield Problem(f"{path}.resources", "is no object", "give an object or remove it")
+    for field in ("env", "volumeMounts", "envFrom"):
+        yield from _list_of_objects(container.get(field), f"{path}.{field}")
 
 
 def _main(container: Mapping[str, Any], path: str) -> Iterator[Problem]:

@@ -56,6 +56,23 @@ class HubSpec:
         max_size=255,
         pattern=_URL,
     )
+    proxy: str | None = api(
+        "HTTP proxy of downloads, such as http://proxy.example:3128 (HTTPS_PROXY and HTTP_PROXY); policies let pods go"
+        " to its port instead of the hub's. For one with a password set env of the template's init container"
+        " `download`.",
+        None,
+        max_size=255,
+        pattern=_URL,
+    )
+    ca_config_map: str | None = api(
+        "ConfigMap whose key `ca.crt` holds all authorities that downloads trust, PEM; absent: those of the image.",
+        None,
+        max_size=253,
+        pattern=_NAME,
+    )
+    egress_ports: tuple[int, ...] = api(
+        "More TCP ports that policies let these pods go to.", (), max_size=16, minimum=1, maximum=65535
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +83,12 @@ class ModelSpec:
 
     uri: str = api(
         "Where the model is: pvc://CLAIM/PATH, image:///PATH (inside the engine image) or hf://OWNER/NAME@REVISION."
-        " Cannot be changed: make a second ModelDeployment.",
+        " Buckets (s3://, gs://) are not read: mount them as a claim, or copy the model into one. Cannot be changed:"
+        " make a second ModelDeployment.",
         max_size=512,
         pattern=URI_PATTERN,
+        pattern_remedy="give pvc://CLAIM/PATH, image:///PATH or hf://OWNER/NAME@REVISION; mount a bucket (s3://, gs://)"
+        " as a claim or copy it into one: docs/kubernetes/production.md",
         rules=(Rule("self == oldSelf", "uri cannot be changed: create another ModelDeployment for another model"),),
     )
     served_names: tuple[str, ...] = api(

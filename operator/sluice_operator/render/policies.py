@@ -13,7 +13,7 @@ from sluice_operator import names
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.names import PodRole
 from sluice_operator.render import ports
-from sluice_operator.render.model import hub_port, port_of
+from sluice_operator.render.model import hub_ports, port_of
 
 Object = dict[str, Any]
 # Peers of a flow that are no role of the deployment.
@@ -85,10 +85,10 @@ def _egress(name: str, role: PodRole) -> list[Object]:
 
 
 def _outside(role: PodRole, spec: ModelDeploymentSpec, api_ports: tuple[int, ...]) -> list[Object]:
-    """The API server has no selector, and neither has the Hugging Face hub or a collector of traces."""
-    hub, collector = hub_port(spec.model), spec.monitoring.otlp_endpoint
+    """The API server has no selector, and neither has the Hugging Face hub, a proxy or a collector of traces."""
+    collector = spec.monitoring.otlp_endpoint
     api = api_ports if role is PodRole.GATEWAY else ()
-    wanted = (*api, *([hub] if hub is not None else []), *([port_of(collector)] if collector else []))
+    wanted = (*api, *hub_ports(spec.model), *([port_of(collector)] if collector else []))
     told = list(dict.fromkeys(wanted))
     return [{"ports": [ports.tcp(port) for port in told]}] if told else []
 
