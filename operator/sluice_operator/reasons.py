@@ -209,10 +209,9 @@ REASONS: Mapping[Reason, Entry] = {
     ),
     Reason.WRITE_REFUSED: Entry(
         "Progressing",
-        "The API server refuses something that this deployment needs (a quota, an admission webhook, a right, a value);"
-        " what comes after it waits. Its words follow.",
-        "Correct what they name; it is tried again by itself. Labels that a policy demands: spec.metadata, and"
-        " template.metadata for pods.",
+        "The API server refuses something that this deployment needs (quota, policy, webhook, right, value); what comes"
+        " after it waits. Its words follow.",
+        "Correct what they name (labels: spec.metadata); it is tried again by itself.",
     ),
     Reason.PAUSED: Entry("Progressing", "spec.paused is true: nothing but status changes.", "Set paused to false."),
     Reason.NOT_ACCEPTED: Entry(

@@ -157,7 +157,13 @@ def test_kubelets_words_are_told_once_and_end_once(waiting, words, detail):
     assert_plain(told)
 
 
-@pytest.mark.parametrize("words", [WORDS, "quota exceeded.", "webhook says no"])
+DENIAL = (
+    "422 Invalid: services \"m-prefill\" is forbidden: ValidatingAdmissionPolicy 'team-of-a-namespace' with binding"
+    " 'team-of-a-namespace' denied request: the label team is required"
+)
+
+
+@pytest.mark.parametrize("words", [WORDS, DENIAL, "quota exceeded.", "webhook says no"])
 def test_words_of_others_end_in_one_full_stop(words):
     cluster = Cluster(manifest())
     cluster.run_until_quiet(2000)
