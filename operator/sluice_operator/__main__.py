@@ -17,7 +17,8 @@ from sluice_operator.fleet import Fleet
 from sluice_operator.fleet_client import LiveFleet
 from sluice_operator.handlers import WatchSilent
 from sluice_operator.lease import Timing
-from sluice_operator.render.policies import HTTPS
+from sluice_operator.render.engine import USER
+from sluice_operator.render.policies import DNS, HTTPS
 from sluice_operator.render.revision import StandardRenderer
 from sluice_operator.run import Operator, Options
 
@@ -40,12 +41,35 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         help="NetworkPolicies let gateways go there; may be repeated; default: 443 and 6443",
     )
+    parser.add_argument(
+        "--dns-port",
+        type=_port,
+        action="append",
+        default=[],
+        help="NetworkPolicies let all pods go to name servers there; may be repeated; default: 53 (OpenShift: 5353)",
+    )
+    parser.add_argument(
+        "--pod-user",
+        type=_user,
+        default=USER,
+        help="user and group id of the pods, or 'none': the cluster chooses, as OpenShift wants it; default: 65532",
+    )
+    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument("--resync-s", type=float, default=60.0, help="seconds from one full listing to the next")
     parser.add_argument("--probe-host", default="", help="default: every address, of IPv6 too")
     parser.add_argument("--probe-port", type=int, default=0, help="/livez and /status; 0: the system picks one")
     for name, default in (("duration", 20.0), ("deadline", 10.0), ("period", 2.0), ("call", 8.0)):
         parser.add_argument(f"--lease-{name}-s", type=float, default=default)
     return parser
+
+
+def _user(text: str) -> int | None:
+    """Raises ValueError."""
+    if text == "none":
+        return None
+    if not 0 < (user := int(text)) < 1 << 31:
+        raise ValueError(text)
+    return user
 
 
 def _port(text: str) -> int:
@@ -59,7 +83,8 @@ def _port(text: str) -> int:
 def main(argv: list[str] | None = None, fleet: Fleet | None = None) -> int:
     """`fleet`: for tests whose pods only exist in the API."""
     args = parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
+    form = "%(asctime)s %(levelname)s %(name)s %(message)s"
+    logging.basicConfig(level=args.log_level.upper(), format=form, stream=sys.stderr)
     logging.getLogger("kopf").setLevel(logging.WARNING)
     try:
         connection = _connection(args.kubeconfig)
@@ -67,7 +92,9 @@ def main(argv: list[str] | None = None, fleet: Fleet | None = None) -> int:
     except (ConnectionInvalid, ValueError) as error:
         print(f"sluice-operator: {error}", file=sys.stderr)
         return 2
-    renderer = StandardRenderer(args.control_image, tuple(args.api_server_port) or HTTPS)
+    renderer = StandardRenderer(
+        args.control_image, tuple(args.api_server_port) or HTTPS, tuple(args.dns_port) or DNS, args.pod_user
+    )
     return asyncio.run(_run(connection, options, renderer, fleet or LiveFleet()))
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from ipaddress import ip_network
 from typing import Any
 
 from sluice_operator.api.crd import MAX_NAME
+from sluice_operator.api.enums import ServiceType
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import Invalid, Problem, from_json
-from sluice_operator.names import MAIN_CONTAINER, PREFIX, is_object_name, is_qualified_name
+from sluice_operator.names import MAIN_CONTAINER, PREFIX, is_label_value, is_object_name, is_ours, is_qualified_name
 from sluice_operator.reasons import Reason
+from sluice_operator.render.model import DOWNLOAD, TOKENIZER
 
 Objection = tuple[Reason, Problem]
 SpecCheck = Callable[[str, ModelDeploymentSpec], Iterator[Objection]]
@@ -17,8 +20,8 @@ SpecCheck = Callable[[str, ModelDeploymentSpec], Iterator[Objection]]
 _POD_FORBIDDEN = {
     "restartPolicy": "pods of a Deployment are always restarted",
     "terminationGracePeriodSeconds": "it follows from drain.timeoutSeconds",
-    "serviceAccountName": "each role has its own account",
-    "serviceAccount": "each role has its own account",
+    "serviceAccountName": "set serviceAccountName of the role, beside its template",
+    "serviceAccount": "set serviceAccountName of the role, beside its template",
     "automountServiceAccountToken": "engines get no token",
     "readinessGates": "the operator has one of its own",
     "activeDeadlineSeconds": "engines run until they are drained",
@@ -48,7 +51,7 @@ _MAIN_FORBIDDEN = {
 _ENV_FORBIDDEN_PREFIXES = ("SLUICE_", "UCX_", "NIXL_")
 _ENV_FORBIDDEN = ("POD_NAME", "POD_IP", "POD_NAMESPACE", "HOME", "HF_HUB_OFFLINE")
 # Volumes and mounts that the operator makes.
-_VOLUMES = ("spec", "key", "tls", "run", "evidence", "tmp", "model", "tokenizer", "api-keys")
+_VOLUMES = ("spec", "key", "tls", "run", "evidence", "tmp", "model", "tokenizer", "api-keys", "hub-ca")
 _METADATA = ("labels", "annotations")
 
 
@@ -73,25 +76,47 @@ def _name(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
 
 def _rules(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
     """The CEL rules once more, for a file that no API server has seen. tests/operator holds both against each other."""
-
-    def bad(path: str, problem: str, remedy: str) -> Objection:
-        return Reason.SPEC_INVALID, Problem(path, problem, remedy)
-
     if spec.model.hub is not None and not spec.model.uri.startswith("hf://"):
-        yield bad("spec.model.hub", "is for hf:// models only", "remove it")
+        yield _bad("spec.model.hub", "is for hf:// models only", "remove it")
     if (spec.image.tag is None) == (spec.image.digest is None):
-        yield bad("spec.image", "needs exactly one of tag and digest", "set one and remove the other")
+        yield _bad("spec.image", "needs exactly one of tag and digest", "set one and remove the other")
     if spec.precision.kv.value == "Auto" and spec.precision.index_keys.value != "Auto":
-        yield bad("spec.precision.indexKeys", "needs kv", "set kv, or leave both Auto")
+        yield _bad("spec.precision.indexKeys", "needs kv", "set kv, or leave both Auto")
     if (spec.accelerator.type.value == "GPU") != (spec.accelerator.gpu is not None):
-        yield bad("spec.accelerator.gpu", "belongs to type GPU", "set gpu: {} with it, remove gpu with type CPU")
+        yield _bad("spec.accelerator.gpu", "belongs to type GPU", "set gpu: {} with it, remove gpu with type CPU")
     scaling = spec.decode.scaling
     if (scaling.mode.value == "Auto") != (scaling.auto is not None):
-        yield bad("spec.decode.scaling.auto", "belongs to mode Auto", "set it with Auto, remove it otherwise")
+        yield _bad("spec.decode.scaling.auto", "belongs to mode Auto", "set it with Auto, remove it otherwise")
     if scaling.auto is not None and scaling.auto.min_replicas > scaling.auto.max_replicas:
-        yield bad("spec.decode.scaling.auto", "has minReplicas above maxReplicas", "raise one or lower the other")
+        yield _bad("spec.decode.scaling.auto", "has minReplicas above maxReplicas", "raise one or lower the other")
     if not spec.rollout.max_surge and not spec.rollout.max_unavailable:
-        yield bad("spec.rollout", "has maxSurge and maxUnavailable both 0", "raise one")
+        yield _bad("spec.rollout", "has maxSurge and maxUnavailable both 0", "raise one")
+
+
+def _bad(path: str, problem: str, remedy: str) -> Objection:
+    return Reason.SPEC_INVALID, Problem(path, problem, remedy)
+
+
+def _service(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
+    """Without a CEL rule: v1alpha1 gets no tighter ones."""
+    service = spec.gateway.service
+    if service.type is not ServiceType.LOAD_BALANCER and (
+        service.load_balancer_class or service.load_balancer_source_ranges
+    ):
+        problem = "has loadBalancerClass or loadBalancerSourceRanges, which need type LoadBalancer"
+        yield _bad("spec.gateway.service", problem, "set it or remove them")
+    for number, network in enumerate(service.load_balancer_source_ranges):
+        if not _is_network(network):
+            path = f"spec.gateway.service.loadBalancerSourceRanges[{number}]"
+            yield _bad(path, f"is {network!r}", "give a network such as 10.0.0.0/8")
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ip_network(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _tensor(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
@@ -107,7 +132,8 @@ def _templates(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
         ("decode", spec.decode.template),
         ("gateway", spec.gateway.template),
     ):
-        for problem in template_problems(template, f"spec.{role}.template"):
+        downloads = spec.model.uri.startswith("hf://")
+        for problem in template_problems(template, f"spec.{role}.template", downloads=downloads):
             yield Reason.TEMPLATE_INVALID, problem
 
 
@@ -116,6 +142,7 @@ def _ports(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
     hub = spec.model.hub
     urls = {
         "spec.model.hub.endpoint": hub.endpoint if hub is not None else None,
+        "spec.model.hub.proxy": hub.proxy if hub is not None else None,
         "spec.monitoring.otlpEndpoint": spec.monitoring.otlp_endpoint,
     }
     for path, url in urls.items():
@@ -130,9 +157,13 @@ def _names(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
     gpu, hub = spec.accelerator.gpu, spec.model.hub
     objects = {
         "spec.model.hub.tokenSecret": hub.token_secret if hub is not None else None,
+        "spec.model.hub.caConfigMap": hub.ca_config_map if hub is not None else None,
         "spec.model.hub.cacheClaim": hub.cache_claim if hub is not None else None,
         "spec.model.uri": spec.model.uri[6:].split("/")[0] if spec.model.uri.startswith("pvc://") else None,
         "spec.gateway.apiKeysSecret": spec.gateway.api_keys_secret,
+        "spec.gateway.serviceAccountName": spec.gateway.service_account_name,
+        "spec.prefill.serviceAccountName": spec.prefill.service_account_name,
+        "spec.decode.serviceAccountName": spec.decode.service_account_name,
         "spec.accelerator.gpu.deviceClass": gpu.device_class if gpu is not None else None,
     }
     for path, told in objects.items():
@@ -152,14 +183,41 @@ def _names(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
             yield Reason.SPEC_INVALID, problem
 
 
-CHECKS: tuple[SpecCheck, ...] = (_name, _rules, _ports, _names, _tensor, _templates)
+def _labels(name: str, spec: ModelDeploymentSpec) -> Iterator[Objection]:
+    """Of children: nothing of the operator's own, and what the API server takes."""
+    maps = {
+        "spec.metadata.labels": spec.metadata.labels,
+        "spec.metadata.annotations": spec.metadata.annotations,
+        "spec.monitoring.labels": spec.monitoring.labels,
+        "spec.gateway.service.labels": spec.gateway.service.labels,
+    }
+    for path, values in maps.items():
+        for key, value in values.items():
+            where = f"{path}[{key[:80]}]"
+            if is_ours(key):
+                problem = Problem(where, "is the operator's", "remove it")
+            elif not is_qualified_name(key):
+                remedy = "give at most 63 letters, digits, '-', '_' and '.', after a domain and '/' or not"
+                problem = Problem(where, "is no key that Kubernetes takes", remedy)
+            elif not isinstance(value, str):
+                problem = Problem(where, "is no string", "put it in quotes")
+            elif path.endswith("labels") and not is_label_value(value):
+                remedy = "give at most 63 letters, digits, '-', '_' and '.', a letter or digit first and last"
+                problem = Problem(where, f"is {value[:80]!r}, which no label can be", remedy)
+            else:
+                continue
+            yield Reason.SPEC_INVALID, problem
+
+
+CHECKS: tuple[SpecCheck, ...] = (_name, _rules, _ports, _names, _service, _labels, _tensor, _templates)
 
 
 # -- templates --------------------------------------------------------------------------------------------------------
 
 
-def template_problems(template: Mapping[str, Any], path: str) -> Iterator[Problem]:
-    """What is the operator's, and what is of no shape that could be a pod's. The rest is for the dry run to find."""
+def template_problems(template: Mapping[str, Any], path: str, *, downloads: bool = False) -> Iterator[Problem]:
+    """What is the operator's, and what is of no shape that could be a pod's. The rest is for the dry run to find.
+    `downloads`: an init container of ours gets the model, and the template may add to it."""
     for name in template:
         if name not in ("metadata", "spec"):
             yield Problem(f"{path}.{name}", "is no part of a pod template", "leave only metadata and spec")
@@ -174,7 +232,8 @@ def template_problems(template: Mapping[str, Any], path: str) -> Iterator[Proble
     yield from _shapes(pod, f"{path}.spec")
     yield from _volumes(pod, f"{path}.spec.volumes")
     for field in ("containers", "initContainers", "ephemeralContainers"):
-        yield from _containers(pod.get(field), f"{path}.spec.{field}", is_main_allowed=field == "containers")
+        added = DOWNLOAD if downloads and field == "initContainers" else ""
+        yield from _containers(pod.get(field), f"{path}.spec.{field}", field == "containers", added)
 
 
 def _metadata(meta: Any, path: str) -> Iterator[Problem]:
@@ -263,7 +322,8 @@ def _volumes(pod: Mapping[str, Any], path: str) -> Iterator[Problem]:
             yield Problem(f"{path}[{number}].name", f"{volume['name']!r} is a volume of the operator", "rename it")
 
 
-def _containers(containers: Any, path: str, *, is_main_allowed: bool) -> Iterator[Problem]:
+def _containers(containers: Any, path: str, is_main_allowed: bool, added: str) -> Iterator[Problem]:
+    """`added`: a container of the operator's to which the template may add some things; empty: none."""
     yield from _list_of_objects(containers, path)
     seen: set[Any] = set()
     for number, container in enumerate(containers if isinstance(containers, list) else ()):
@@ -276,9 +336,23 @@ def _containers(containers: Any, path: str, *, is_main_allowed: bool) -> Iterato
             yield Problem(f"{here}.name", f"{name!r} is there twice", "rename one")
         elif name == MAIN_CONTAINER and is_main_allowed:
             yield from _main(container, here)
-        elif name in (MAIN_CONTAINER, "download", "tokenizer"):
+        elif name == added:
+            yield from _added(container, here)
+        elif name in (MAIN_CONTAINER, DOWNLOAD, TOKENIZER):
             yield Problem(f"{here}.name", f"{name!r} is the operator's", "rename it")
         seen.add(str(name))
+
+
+def _added(container: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    """To the download: a proxy with a password, mounts of authorities, its resources."""
+    for field in container:
+        if field not in ("name", "env", "envFrom", "volumeMounts", "resources"):
+            remedy = "leave only env, envFrom, volumeMounts and resources"
+            yield Problem(f"{path}.{field}", "is the operator's", remedy)
+    if not isinstance(container.get("resources", {}), Mapping):
+        yield Problem(f"{path}.resources", "is no object", "give an object or remove it")
+    for field in ("env", "volumeMounts", "envFrom"):
+        yield from _list_of_objects(container.get(field), f"{path}.{field}")
 
 
 def _main(container: Mapping[str, Any], path: str) -> Iterator[Problem]:

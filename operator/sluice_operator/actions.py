@@ -91,14 +91,28 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class MarkRevision:
-    """Write the verdict labels of a ControllerRevision."""
+    """Write the verdict labels of a ControllerRevision. `detail`: the pod that failed and its last words."""
 
     name: str
     verdict: Verdict
     reason: str = ""
+    detail: str = ""
 
     def __str__(self) -> str:
         return f"mark ControllerRevision {self.name} {self.verdict.value or 'unknown'} {self.reason}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Change labels and annotations of a child, by a merge patch of its metadata."""
+
+    kind: str
+    name: str
+    uid: str
+    change: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"label {self.kind} {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +185,7 @@ Action = (
     | ReleasePod
     | Delete
     | MarkRevision
+    | Label
     | EnsureSecret
     | Certify
     | SetDecodeReplicas

@@ -60,7 +60,7 @@ class Applier:
     def __init__(self, cluster: Cluster, fleet: Fleet, observed: Observed, known: Known) -> None:
         self.cluster, self.fleet, self.observed, self.known = cluster, fleet, observed, known
         self.namespace, self.name, self.uid = observed.namespace, observed.name, observed.uid
-        self.owner = OwnerRef(self.namespace, self.name, self.uid)
+        self.owner = OwnerRef(self.namespace, self.name, self.uid, observed.metadata)
         self.children = {(child.kind, child.name): child for child in observed.children}
 
     async def obey(self, action: Action) -> Outcome:
@@ -92,7 +92,11 @@ class Applier:
             case actions.MarkRevision():
                 labels = {names.LABEL_VERDICT: action.verdict.value, names.LABEL_VERDICT_REASON: action.reason or None}
                 path = self._path("ControllerRevision", action.name)
-                await self.cluster.patch(path, MERGE, {"metadata": {"labels": labels}})
+                annotations = {names.ANNOTATION_VERDICT_DETAIL: action.detail or None}
+                await self.cluster.patch(path, MERGE, {"metadata": {"labels": labels, "annotations": annotations}})
+            case actions.Label():
+                body = {"metadata": {**action.change, "uid": action.uid}}
+                await self.cluster.patch(self._path(action.kind, action.name), MERGE, body)
             case actions.EnsureSecret():
                 return await self._ensure_secret(action)
             case actions.Certify():

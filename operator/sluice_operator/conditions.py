@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from sluice_operator.moments import rfc3339, seconds
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.observed import Observed, Pod, Revision
 from sluice_operator.placement import Placement
-from sluice_operator.reasons import Reason, cut, tell
+from sluice_operator.reasons import Reason, cut, sentence, tell
 
 CHAIN = ("Accepted", "Placed", "PrefillReady", "DecodeReady", "GatewayReady", "Routable")
 RECENT_S = 600.0
@@ -77,7 +78,7 @@ def conditions(found: Findings) -> tuple[Finding, ...]:
 
 
 def _sentence(words: str) -> str:
-    return f"{words[0].upper()}{words[1:]}."
+    return sentence(f"{words[0].upper()}{words[1:]}")
 
 
 def first_broken(findings: Iterable[Finding]) -> Finding | None:
@@ -103,7 +104,7 @@ def _accepted(found: Findings) -> Finding:
         return Finding("Accepted", TRUE, Reason.ACCEPTED, tell(Reason.ACCEPTED, found.observed.warning))
     reason, problem = found.objection
     remedy = tell(reason)
-    return Finding("Accepted", FALSE, reason, f"{cut(str(problem), MAX_MESSAGE - len(remedy) - 2)}. {remedy}")
+    return Finding("Accepted", FALSE, reason, f"{sentence(cut(str(problem), MAX_MESSAGE - len(remedy) - 2))} {remedy}")
 
 
 def _placed(found: Findings) -> Finding:
@@ -131,7 +132,7 @@ def _role_ready(found: Findings, role: PodRole) -> Finding:
     members = found.updated(role)
     wanted, ready = found.wanted.get(role, 0), [pod for pod in members if pod.ready]
     if not wanted:
-        return Finding(name, FALSE, Reason.SCALED_TO_ZERO, tell(Reason.SCALED_TO_ZERO))
+        return _unwanted(found, role, name)
     if len(ready) >= wanted:
         return Finding(name, TRUE, Reason.ALL_READY, f"{len(ready)} of {wanted} pods are ready.")
     counted = f"{len(ready)} of {wanted} pods are ready."
@@ -147,12 +148,26 @@ def _role_ready(found: Findings, role: PodRole) -> Finding:
     return Finding(name, FALSE, reason, f"{counted} {tell(reason, detail)}")
 
 
+def _unwanted(found: Findings, role: PodRole, name: str) -> Finding:
+    """Of a role of which no pod is wanted: because the spec is not accepted, to save what an idle model costs, or
+    because somebody wrote a zero."""
+    if found.objection is not None or found.spec is None:
+        return Finding(name, FALSE, Reason.NOT_ACCEPTED, tell(Reason.NOT_ACCEPTED, "No pod of this role runs."))
+    scaling = found.spec.decode.scaling
+    remedy = f"Raise spec.{role.value}.replicas."
+    if role is PodRole.DECODE and scaling.mode is ScalingMode.AUTO:
+        remedy = "It sleeps while it is idle (scaling.auto.minReplicas is 0); the next request starts a pod."
+    elif role is PodRole.DECODE and scaling.mode is ScalingMode.EXTERNAL:
+        remedy = "Scale it up with what writes its /scale (scaling.mode is External)."
+    return Finding(name, FALSE, Reason.SCALED_TO_ZERO, tell(Reason.SCALED_TO_ZERO, "", remedy))
+
+
 def _refused(found: Findings, role: PodRole) -> str:
     """Why there are fewer pods than a Deployment of what is wanted asks for; empty if nobody has refused any."""
     for workload in found.observed.workloads:
         is_wanted = workload.role is role and (role is PodRole.GATEWAY or workload.revision == found.target)
         if is_wanted and workload.refused and len(found.updated(role)) < workload.replicas:
-            return f"Deployment {workload.name}: {workload.refused.rstrip('.')}."
+            return sentence(f"Deployment {workload.name}: {workload.refused}")
     return ""
 
 
@@ -198,7 +213,8 @@ def _routable(found: Findings) -> Finding:
     if observed.routed is None:
         silent = sorted(observed.ready_gateways - {report.pod for report in observed.gateways})
         detail = f"{silent[0]} has not reported." if silent else "No gateway is ready."
-        return Finding("Routable", UNKNOWN, Reason.NO_GATEWAY_REPORT, tell(Reason.NO_GATEWAY_REPORT, detail))
+        remedy = None if silent else "See GatewayReady."
+        return Finding("Routable", UNKNOWN, Reason.NO_GATEWAY_REPORT, tell(Reason.NO_GATEWAY_REPORT, detail, remedy))
     told = observed.fingerprints
     seen = {
         role: {told[p.name] for p in observed.members(role, found.target) if observed.is_useful(p) and p.name in told}
@@ -219,19 +235,43 @@ def _progressing(found: Findings) -> Finding:
     if found.spec is not None and found.spec.paused:
         return told(UNKNOWN, Reason.PAUSED)
     if found.observed.refused:
-        return told(FALSE, Reason.WRITE_REFUSED, found.observed.refused)
+        return told(FALSE, Reason.WRITE_REFUSED, sentence(found.observed.refused))
     if found.held is not None:
-        return told(FALSE, Reason.ROLLED_BACK, f"Revision {found.held.hash}: {_why_held(found)}.")
+        return told(FALSE, Reason.ROLLED_BACK, f"Revision {found.held.hash}: {_why_held(found)}")
     if rollout.is_complete(found.view):
         return told(TRUE, Reason.COMPLETE if _are_gateways_complete(found) else Reason.ROLLING_OUT)
     if why := _unrouted(found):
         return told(FALSE, Reason.NOT_ROUTED, why)
     if rollout.is_rolling(found.view):
-        waiting = [p for role in ENGINE_ROLES for p in found.observed.members(role, found.target) if p.unschedulable]
-        if waiting and not waiting[0].node:
-            return told(FALSE, Reason.SURGE_UNSCHEDULABLE, f"Pod {waiting[0].name}: {waiting[0].unschedulable}.")
+        placeless = [p for role in ENGINE_ROLES for p in found.observed.members(role, found.target) if not p.node]
+        if waiting := [pod for pod in placeless if pod.unschedulable]:
+            detail = sentence(f"Pod {waiting[0].name}: {waiting[0].unschedulable}")
+            text = tell(Reason.SURGE_UNSCHEDULABLE, detail, _room_remedy(found, placeless))
+            return Finding("Progressing", FALSE, Reason.SURGE_UNSCHEDULABLE, text)
         return told(TRUE, Reason.ROLLING_OUT)
     return told(TRUE, Reason.SCALING)
+
+
+def _room_remedy(found: Findings, placeless: Iterable[Pod]) -> str:
+    """What a rollout waits for whose new pods find no node, and how it would do without, if it can."""
+    counts = Counter(pod.role for pod in placeless)
+    needed = " and ".join(f"{counts[role]} {role.value} {_pods(counts[role])}" for role in ENGINE_ROLES if counts[role])
+    assert found.spec is not None  # a rollout is that of a spec
+    gpu, surge = found.spec.accelerator.gpu, found.spec.rollout
+    if gpu is not None:
+        each = found.spec.decode.parallelism.tensor
+        needed += f" ({each} GPU{'s' if each > 1 else ''} each)"
+    if not surge.max_surge:
+        return f"Make room for {needed}: maxSurge is 0, and the places that older pods left do not fit. See Placed."
+    less = max(1, surge.max_unavailable)
+    return (
+        f"Make room for {needed}, or set rollout.maxSurge to 0 and rollout.maxUnavailable to {less}: an older pod then"
+        " ends first."
+    )
+
+
+def _pods(count: int) -> str:
+    return "pod" if count == 1 else "pods"
 
 
 def _unrouted(found: Findings) -> str:
@@ -240,7 +280,7 @@ def _unrouted(found: Findings) -> str:
         for pod in found.observed.members(role):
             is_due = pod.ready and not pod.is_leaving and found.now - pod.ready_changed_at >= ROUTE_S
             if is_due and (why := found.observed.why_unrouted(pod)):
-                return f"Pod {pod.name}: {why}."
+                return sentence(f"Pod {pod.name}: {why}")
     return ""
 
 
@@ -252,7 +292,9 @@ def _are_gateways_complete(found: Findings) -> bool:
 
 
 def _why_held(found: Findings) -> str:
-    return found.held.verdict_reason if found.held is not None and found.held.verdict_reason else "its pods failed"
+    """A sentence: the reason, and the pod with its last words if they are still known."""
+    told = (found.held.verdict_reason, found.held.verdict_detail) if found.held is not None else ()
+    return sentence(": ".join(filter(None, told)) or "its pods failed")
 
 
 def _degraded(found: Findings) -> Finding:
@@ -266,7 +308,8 @@ def _degraded(found: Findings) -> Finding:
     if view is not None and all(view.wanted[role] for role in ENGINE_ROLES):
         has, least = capacity(view.groups, view.wanted), allowed(view.wanted, view.max_unavailable)
         if has < least and _is_broken(found):
-            detail = f"{float(has):.0%} of {float(least):.0%}. {_unrouted(found)}".rstrip()
+            share = f"{float(has):.0%} of the wanted capacity serves, and it should be at least {float(least):.0%}."
+            detail = f"{share} {_unrouted(found)}".rstrip()
             return told(TRUE, Reason.BELOW_CAPACITY, detail)
     recent = [t for text in found.incident_times if (t := seconds(text)) is not None and found.now - t < RECENT_S]
     if recent:
@@ -290,10 +333,10 @@ def _is_broken(found: Findings) -> bool:
 def _ready(found: Findings, links: Iterable[Finding]) -> Finding:
     broken = first_broken(links)
     if found.observed.refused and (broken is None or broken.type != "Accepted"):
-        told = tell(Reason.WRITE_REFUSED, found.observed.refused)
+        told = tell(Reason.WRITE_REFUSED, sentence(found.observed.refused))
         return Finding("Ready", FALSE, Reason.WRITE_REFUSED, f"Progressing: {told}")
     if broken is not None:
         return Finding("Ready", FALSE, broken.reason, f"{broken.type}: {broken.message}")
     if found.held is not None:
-        return Finding("Ready", FALSE, Reason.ROLLED_BACK, tell(Reason.ROLLED_BACK, f"{_why_held(found)}."))
+        return Finding("Ready", FALSE, Reason.ROLLED_BACK, tell(Reason.ROLLED_BACK, _why_held(found)))
     return Finding("Ready", TRUE, Reason.READY, tell(Reason.READY))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from sluice_operator.observed import Pod, Termination
-from sluice_operator.reasons import Reason
+from sluice_operator.reasons import Reason, sentence
 
 # A rollout is taken back for what lasts: so many restarts, or so long an image cannot be had. While kubelet pulls a
 # large image again after one error, it goes on saying that error.
@@ -30,14 +30,14 @@ def why_not_ready(pod: Pod, now: float, startup_max_s: float) -> tuple[Reason, s
         name += f", init container {pod.init_container}" if pod.init_container else f", container {pod.sidecar}"
     if not pod.node:
         words = pod.unschedulable or "not scheduled yet"
-        return (Reason.UNSCHEDULABLE if pod.unschedulable else Reason.STARTING), f"{name}: {words}."
+        return (Reason.UNSCHEDULABLE if pod.unschedulable else Reason.STARTING), sentence(f"{name}: {words}")
     if pod.waiting_reason in _IMAGE:
-        return Reason.IMAGE_PULL_FAILED, f"{name}: {pod.waiting_reason}: {pod.waiting_message}."
+        return Reason.IMAGE_PULL_FAILED, f"{name}: {_waits(pod)}"
     if pod.waiting_reason in _CONFIG:
-        return Reason.CONTAINER_CONFIG_ERROR, f"{name}: {pod.waiting_reason}: {pod.waiting_message}."
+        return Reason.CONTAINER_CONFIG_ERROR, f"{name}: {_waits(pod)}"
     limit_s = startup_max_s + STARTUP_SLACK_S
     if _is_in_crash_loop(pod, limit_s):
-        return Reason.CRASH_LOOP, f"{name} restarted {pod.restarts} times: {_last_words(pod)}."
+        return Reason.CRASH_LOOP, sentence(f"{name} restarted {pod.restarts} times: {_last_words(pod)}")
     if not pod.started:
         # A download takes what it takes: the startup probe has not begun, and nothing of ours bounds it.
         if pod.init_container and pod.runs:
@@ -46,7 +46,13 @@ def why_not_ready(pod: Pod, now: float, startup_max_s: float) -> tuple[Reason, s
         reason = Reason.STARTUP_TIMED_OUT if had_s > limit_s else Reason.STARTING
         waits = f": it waits ({pod.waiting_reason})" if pod.waiting_reason else ""
         return reason, f"{name}, has had {had_s:.0f} s to start{waits}."
-    return Reason.NOT_READY, f"{name} is not ready{_last_words_if_any(pod)}."
+    return Reason.NOT_READY, sentence(f"{name} is not ready{_last_words_if_any(pod)}")
+
+
+def _waits(pod: Pod) -> str:
+    """Kubelet's reason and words; its words often begin with the reason, or are missing."""
+    words = pod.waiting_message.strip().removeprefix(f"{pod.waiting_reason}:").strip()
+    return sentence(": ".join(filter(None, (pod.waiting_reason, words))))
 
 
 def ended_by_nodes(pods: Iterable[Pod], now: float) -> tuple[Pod, ...]:

@@ -14,6 +14,10 @@ LABEL_QUARANTINED = f"{PREFIX}/quarantined"
 # On a ControllerRevision: what became of it, and why. Labels, for annotations get lost.
 LABEL_VERDICT = f"{PREFIX}/verdict"
 LABEL_VERDICT_REASON = f"{PREFIX}/verdict-reason"
+# Beside them, for people: which pod failed, and its last words. Nothing is decided by it.
+ANNOTATION_VERDICT_DETAIL = f"{PREFIX}/verdict-detail"
+# Which labels and annotations of an object come from spec.metadata.
+ANNOTATION_EXTRA = f"{PREFIX}/metadata"
 READINESS_GATE = f"{PREFIX}/serving"
 MANAGED_BY = "sluice-operator"
 # As which we own fields of objects.
@@ -90,6 +94,11 @@ def base_labels(name: str) -> dict[str, str]:
     }
 
 
+def is_ours(key: str) -> bool:
+    """Of a label or annotation: nobody else may set it on our objects."""
+    return key.startswith(f"{PREFIX}/") or key in base_labels("")
+
+
 def role_labels(name: str, role: PodRole) -> dict[str, str]:
     """Of every object of that role."""
     return base_labels(name) | {LABEL_ROLE: role.value}
@@ -119,3 +128,7 @@ def is_qualified_name(text: str) -> bool:
     """What may be the key of a label or annotation."""
     domain, slash, name = text.rpartition("/")
     return _KEY_NAME.fullmatch(name) is not None and (not slash or is_object_name(domain))
+
+
+def is_label_value(text: str) -> bool:
+    return not text or _KEY_NAME.fullmatch(text) is not None

@@ -6,14 +6,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sluice_operator.observed import Node, Taint
-from sluice_operator.placement import GPU_RESOURCE
+from sluice_operator.observed import GPU_RESOURCE, Node, Taint
 
 
 def read_node(raw: Mapping[str, Any], used_gpus: int | None = None) -> Node:
     """`used_gpus`: what pods on it have asked for; None: not known."""
     meta, spec, status = (_object(raw.get(part)) for part in ("metadata", "spec", "status"))
-    gpus = _count(_object(status.get("allocatable")).get(GPU_RESOURCE))
+    allocatable = _object(status.get("allocatable"))
+    gpus = _count(allocatable.get(GPU_RESOURCE))
+    others = {str(name): _count(amount) for name, amount in allocatable.items() if str(name).startswith("nvidia.com/")}
+    others.pop(GPU_RESOURCE, None)
     conditions = [_object(c) for c in _list(status.get("conditions"))]
     # A file that somebody wrote by hand has no conditions: nothing is known to be wrong.
     ready = all(c.get("status") == "True" for c in conditions if c.get("type") == "Ready")
@@ -25,6 +27,7 @@ def read_node(raw: Mapping[str, Any], used_gpus: int | None = None) -> Node:
         cordoned=bool(spec.get("unschedulable")),
         gpus=gpus,
         free_gpus=None if used_gpus is None else gpus - used_gpus,
+        others=others,
     )
 
 

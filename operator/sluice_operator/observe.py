@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sluice_operator import names
-from sluice_operator.api.spec import ModelDeploymentSpec
+from sluice_operator.api.spec import MetadataSpec, ModelDeploymentSpec
 from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.api.value import Invalid as InvalidValue
 from sluice_operator.api.value import from_json
@@ -105,6 +105,7 @@ class Observer:
             gateways=heard.reports,
             nodes=await self.nodes(),
             children=(*children, *strangers),
+            metadata=MetadataSpec() if spec is None else spec.metadata,
             secrets=frozenset(known.secrets),
             certificates=known.keyring.seen(),
             refused=known.refused,

@@ -11,10 +11,13 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
+from sluice_operator.api.spec import MetadataSpec
 from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.api.value import Problem
 from sluice_operator.names import PodRole, Verdict
 from sluice_operator.rotation import SeenCertificates
+
+GPU_RESOURCE = "nvidia.com/gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,8 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A ControllerRevision. `data`: rendered objects by key, see render/revision.py. `number`: order of creation."""
+    """A ControllerRevision. `data`: rendered objects by key, see render/revision.py. `number`: order of creation.
+    `verdict_detail`: the pod that failed and its last words; empty if they are lost."""
 
     name: str
     hash: str
@@ -146,6 +150,7 @@ class Revision:
     verdict_reason: str = ""
     uid: str = ""
     resource_version: str = ""
+    verdict_detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +193,8 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """`gpus`: allocatable nvidia.com/gpu; `free_gpus`: less what pods asked for; None: not known."""
+    """`gpus`: allocatable nvidia.com/gpu; `free_gpus`: less what pods asked for; None: not known.
+    `others`: allocatable GPUs under other names (nvidia.com/mig-3g.40gb, nvidia.com/gpu.shared)."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -197,6 +203,10 @@ class Node:
     cordoned: bool = False
     gpus: int = 0
     free_gpus: int | None = None
+    others: Mapping[str, int] = field(default_factory=dict)
+
+    def offers(self, resource: str) -> int:
+        return self.gpus if resource == GPU_RESOURCE else self.others.get(resource, 0)
 
 
 class Owner(StrEnum):
@@ -252,7 +262,8 @@ class Observed:
     ours. `certificates`: what they hold. `dry_run`: what a server-side dry run
     of the children said against the template, None if nothing. `warning`: fields of templates that were accepted
     before although this cluster does not have them. `refused`: what the API server did not take the last
-    time, and its words. `absent`: kinds that the spec needs and that cannot be had here, with the reason."""
+    time, and its words. `absent`: kinds that the spec needs and that cannot be had here, with the reason.
+    `metadata`: that of the spec, for Secrets."""
 
     namespace: str
     name: str
@@ -272,6 +283,7 @@ class Observed:
     warning: str = ""
     refused: str = ""
     absent: Mapping[str, str] = field(default_factory=dict)
+    metadata: MetadataSpec = field(default_factory=MetadataSpec)
 
     @cached_property
     def ready_gateways(self) -> frozenset[str]:

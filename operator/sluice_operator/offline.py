@@ -144,7 +144,7 @@ def _engine_objects(
     namespace: str, name: str, spec: ModelDeploymentSpec, control_image: str
 ) -> Iterator[Mapping[str, Any]]:
     """With the replicas that they have in the end."""
-    revision, owner = revision_hash(spec), OwnerRef(namespace, name, "")
+    revision, owner = revision_hash(spec), OwnerRef(namespace, name, "", spec.metadata)
     data = StandardRenderer(control_image).engine(name, spec, revision)
     for role, wanted in _wanted(spec).items():
         for item in engine_objects(owner, role, revision, role_data(data, role)):
@@ -217,4 +217,4 @@ def _placement(spec: ModelDeploymentSpec, raw_nodes: Sequence[Mapping[str, Any]]
 
 
 def _why(row: Row) -> str:
-    return "matches" if row.refusal is None else f"no: {row.refusal.requirement}: {row.refusal.detail}"
+    return "matches" if row.refusal is None else f"no: {row.refusal.problem}: {row.refusal.detail}"

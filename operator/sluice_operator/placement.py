@@ -12,10 +12,9 @@ from sluice_operator.api.enums import AcceleratorType, Allocation, ConditionStat
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.node_affinity import Term, required_terms, unmet
-from sluice_operator.observed import Node, Pod, Taint
-from sluice_operator.reasons import Reason, tell
+from sluice_operator.observed import GPU_RESOURCE, Node, Pod, Taint
+from sluice_operator.reasons import Reason, cut, sentence, tell
 
-GPU_RESOURCE = "nvidia.com/gpu"
 MAJOR_LABEL, PRODUCT_LABEL = "nvidia.com/gpu.compute.major", "nvidia.com/gpu.product"
 # The scheduler's own check of a PreferNoSchedule taint is a preference.
 HARD_EFFECTS = ("NoSchedule", "NoExecute")
@@ -42,14 +41,17 @@ class Request:
     tolerations: tuple[Mapping[str, Any], ...] = ()
     affinity: tuple[Term, ...] = ()
     domain: str = ""
+    resource: str = GPU_RESOURCE
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a node cannot take a pod. `requirement`: the same text for the same requirement, to be counted."""
+    """Why a node cannot take a pod. `problem`: the same text for the same problem, so that nodes can be counted by it.
+    `detail`: what this node has instead. `passes`: only the node's present load is in the way."""
 
-    requirement: str
+    problem: str
     detail: str
+    passes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ def _request(spec: ModelDeploymentSpec, role: PodRole) -> Request:
         tolerations=tuple(t for t in tolerations if isinstance(t, Mapping)) if isinstance(tolerations, list) else (),
         affinity=required_terms(pod),
         domain=gpu.domain.topology_key if gpu is not None and gpu.domain.policy is DomainPolicy.REQUIRED else "",
+        resource=gpu.resource_name if gpu is not None else GPU_RESOURCE,
     )
 
 
@@ -104,13 +107,13 @@ NodeCheck = Callable[[Node, Request], Refusal | None]
 def _ready(node: Node, request: Request) -> Refusal | None:
     if node.ready or _is_tolerated(NOT_READY_TAINT, request):
         return None
-    return Refusal("node is Ready", "NotReady")
+    return Refusal("not Ready", "its condition Ready is not True")
 
 
 def _cordoned(node: Node, request: Request) -> Refusal | None:
     if not node.cordoned or _is_tolerated(CORDONED_TAINT, request):
         return None
-    return Refusal("node is schedulable", "cordoned")
+    return Refusal("cordoned", "spec.unschedulable is true")
 
 
 def _tainted(node: Node, request: Request) -> Refusal | None:
@@ -118,63 +121,66 @@ def _tainted(node: Node, request: Request) -> Refusal | None:
     if not bad:
         return None
     taint = bad[0]
-    return Refusal(f"taint {taint.key} is tolerated", f"{taint.key}={taint.value}:{taint.effect}")
+    return Refusal(f"taint {taint.key} is not tolerated", f"{taint.key}={taint.value}:{taint.effect}")
 
 
 def _selected(node: Node, request: Request) -> Refusal | None:
     for key, value in sorted(request.selector.items()):
         if node.labels.get(key) != value:
-            return Refusal(f"{key}={value}", node.labels.get(key, "label is missing"))
+            return Refusal(f"label {key} is not {value}", node.labels.get(key, "label is missing"))
     return None
 
 
 def _required(node: Node, request: Request) -> Refusal | None:
     told = unmet(request.affinity, node)
-    return Refusal("node affinity of the template", told) if told else None
+    return Refusal("the template's node affinity is not met", told) if told else None
 
 
 def _has_gpu(node: Node, request: Request) -> Refusal | None:
-    if request.gpus and not node.gpus:
-        return Refusal(f"node offers {GPU_RESOURCE}", "none")
+    if request.gpus and not node.offers(request.resource):
+        return Refusal(f"no {request.resource}", "it offers none")
     return None
 
 
 def _discovered(node: Node, request: Request) -> Refusal | None:
     wanted = [(MAJOR_LABEL, request.majors), (PRODUCT_LABEL, request.products)]
     missing = [label for label, values in wanted if values and label not in node.labels]
-    return Refusal("GPU Feature Discovery has labelled it", f"no {missing[0]}") if missing else None
+    return Refusal("no labels of GPU Feature Discovery", f"{missing[0]} is missing") if missing else None
 
 
 def _major(node: Node, request: Request) -> Refusal | None:
     found = node.labels.get(MAJOR_LABEL, "")
     if not request.majors or found in [str(major) for major in request.majors]:
         return None
-    return Refusal(f"compute major in {_listed(request.majors)}", f"{found} ({node.labels.get(PRODUCT_LABEL, '?')})")
+    return Refusal(
+        f"compute major is not {_any_of(request.majors)}", f"{found} ({node.labels.get(PRODUCT_LABEL, '?')})"
+    )
 
 
 def _product(node: Node, request: Request) -> Refusal | None:
     found = node.labels.get(PRODUCT_LABEL, "")
     if not request.products or found in request.products:
         return None
-    return Refusal(f"product in {_listed(request.products)}", found)
+    return Refusal(f"product is not {_any_of(request.products)}", found)
 
 
 def _in_domain(node: Node, request: Request) -> Refusal | None:
     if not request.domain or request.domain in node.labels:
         return None
-    return Refusal(f"node has the label {request.domain}", "label is missing")
+    return Refusal(f"no label {request.domain}", "it has no NVLink domain")
 
 
 def _large_enough(node: Node, request: Request) -> Refusal | None:
-    if node.gpus >= request.gpus:
-        return None
-    return Refusal(f"node has {request.gpus} GPUs", f"{node.gpus}")
+    has = node.offers(request.resource)
+    return None if has >= request.gpus else Refusal(f"fewer than {request.gpus} GPUs", f"{has}")
 
 
 def _free(node: Node, request: Request) -> Refusal | None:
-    if node.free_gpus is None or node.free_gpus >= request.gpus:
+    """Of other names than the usual one it is not known how many are free: the scheduler tells."""
+    if request.resource != GPU_RESOURCE or node.free_gpus is None or node.free_gpus >= request.gpus:
         return None
-    return Refusal(f"{request.gpus} GPUs are free", f"{node.free_gpus} of {node.gpus}")
+    problem = "no free GPU" if request.gpus == 1 else f"fewer than {request.gpus} free GPUs"
+    return Refusal(problem, f"{node.free_gpus} of {node.gpus} are free", passes=True)
 
 
 CHECKS: tuple[NodeCheck, ...] = (
@@ -228,7 +234,7 @@ def place(spec: ModelDeploymentSpec, nodes: Sequence[Node] | None, pods: Iterabl
     requests = [request for request in requests_of(spec) if request.replicas]
     rows = tuple(Row(node.name, request.role, why_not(node, request)) for request in requests for node in nodes)
     fits = {row.node for row in rows if row.refusal is None}
-    matching = len({row.node for row in rows if row.refusal is None or row.refusal.requirement.endswith("are free")})
+    matching = len({row.node for row in rows if row.refusal is None or row.refusal.passes})
     # Status has room for a few only, and what the scheduler says is worth most.
     reasons = (*quotes, *_counted(rows))
 
@@ -244,7 +250,7 @@ def place(spec: ModelDeploymentSpec, nodes: Sequence[Node] | None, pods: Iterabl
     if quotes:
         return no(Reason.UNSCHEDULABLE, _quoted(quotes))
     full = "" if fits or not requests else " (all of them are full now)"
-    message = f"{matching} of {len(nodes)} nodes match{full}."
+    message = f"{matching} of {_nodes(len(nodes))} can be used{full}."
     return Placement(ConditionStatus.TRUE, Reason.PLACED, message, matching, reasons, rows)
 
 
@@ -256,22 +262,28 @@ def scheduler_quotes(pods: Iterable[Pod]) -> tuple[str, ...]:
 
 def _quoted(quotes: Sequence[str]) -> str:
     """One of them, for a message holds no two, and not so much of it that the remedy is cut off."""
-    first = quotes[0] if len(quotes[0]) <= MAX_QUOTE else f"{quotes[0][:MAX_QUOTE]}..."
+    first = sentence(cut(quotes[0], MAX_QUOTE))
     more = f" (And {len(quotes) - 1} more in status.placement.reasons.)" if len(quotes) > 1 else ""
     return first + more
 
 
 def _counted(rows: Iterable[Row]) -> tuple[str, ...]:
-    """The why-not table in short: for each requirement, how many nodes fail it first."""
-    counts = Counter((row.role, row.refusal.requirement) for row in rows if row.refusal is not None)
-    return tuple(f"{role}: {n} nodes fail: {what}" for (role, what), n in sorted(counts.items()))
+    """The why-not table in short: for each problem, of how many nodes it is the first."""
+    counts = Counter((row.role, row.refusal.problem) for row in rows if row.refusal is not None)
+    return tuple(f"{role}: {_nodes(n)} cannot be used: {what}" for (role, what), n in sorted(counts.items()))
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
 
 
 def _too_large(requests: Iterable[Request], nodes: Sequence[Node]) -> str:
     """Only if nodes match but for their size: else what does not match is the news."""
     for request in requests:
         sizes = [
-            n.gpus for n in nodes if why_not(n, request, [c for c in CHECKS if c not in (_large_enough, _free)]) is None
+            n.offers(request.resource)
+            for n in nodes
+            if why_not(n, request, [c for c in CHECKS if c not in (_large_enough, _free)]) is None
         ]
         if sizes and max(sizes) < request.gpus:
             return f"{request.role}: {request.gpus} ranks, and the largest matching node has {max(sizes)} GPUs."
@@ -281,7 +293,7 @@ def _too_large(requests: Iterable[Request], nodes: Sequence[Node]) -> str:
 def _unmatched(requests: Iterable[Request], rows: Sequence[Row]) -> str:
     for request in requests:
         mine = [row for row in rows if row.role is request.role]
-        if all(row.refusal is not None and not row.refusal.requirement.endswith("are free") for row in mine):
+        if all(row.refusal is not None and not row.refusal.passes for row in mine):
             return f"{request.role}: " + ("; ".join(_counted(mine)) or "there are no nodes") + "."
     return ""
 
@@ -295,7 +307,7 @@ def _domain_too_small(requests: Sequence[Request], nodes: Sequence[Node]) -> str
     for node in nodes:
         roles = frozenset(r.role for r in requests if why_not(node, r, _UNLESS_FULL) is None)
         if roles:
-            domains[node.labels[key]].append(_Room(node.gpus, roles))
+            domains[node.labels[key]].append(_Room(node.offers(requests[0].resource), roles))
     need = sorted(((r.gpus, r.role) for r in requests for _ in range(r.replicas)), reverse=True)
     if any(_fits(rooms, need) for rooms in domains.values()):
         return ""
@@ -324,5 +336,6 @@ def _fits(rooms: Iterable[_Room], need: Sequence[tuple[int, PodRole]]) -> bool:
     return True
 
 
-def _listed(values: Iterable[object]) -> str:
-    return ", ".join(str(value) for value in values)
+def _any_of(values: Sequence[object]) -> str:
+    listed = ", ".join(str(value) for value in values)
+    return listed if len(values) == 1 else f"one of {listed}"

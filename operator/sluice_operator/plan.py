@@ -19,6 +19,7 @@ from sluice_operator.actions import (
     Certify,
     Delete,
     EnsureSecret,
+    Label,
     MarkRevision,
     ReleasePod,
     Remember,
@@ -28,7 +29,7 @@ from sluice_operator.actions import (
     WriteStatus,
 )
 from sluice_operator.api.enums import ScalingMode
-from sluice_operator.api.spec import DrainSpec, ModelDeploymentSpec
+from sluice_operator.api.spec import DrainSpec, MetadataSpec, ModelDeploymentSpec
 from sluice_operator.api.value import Problem
 from sluice_operator.conditions import Findings
 from sluice_operator.counting import Counting, unrouted_since
@@ -49,11 +50,13 @@ from sluice_operator.placement import place
 from sluice_operator.quarantine import quarantine
 from sluice_operator.reasons import Reason
 from sluice_operator.render.children import (
+    KEPT_KINDS,
     PRUNED_KINDS,
     OwnerRef,
     controller_revision,
     engine_objects,
     gateway_deployment,
+    metadata_change,
     standing,
     url_of,
 )
@@ -64,6 +67,10 @@ from sluice_operator.status import Scaled, all_incidents, build, is_load_only, m
 
 Object = Mapping[str, Any]
 LIVES = Lives()
+_OWNERS = {
+    Owner.NAMESAKE: "it belongs to a deleted ModelDeployment of this name",
+    Owner.STRANGER: "it belongs to something else",
+}
 Parsed = ModelDeploymentSpec | tuple[Objection, ...]
 
 
@@ -84,7 +91,8 @@ class _Plan:
 
     def __init__(self, spec: ModelDeploymentSpec | None, observed: Observed, now: float, renderer: Renderer) -> None:
         self.spec, self.observed, self.now, self.renderer = spec, observed, now, renderer
-        self.owner = OwnerRef(observed.namespace, observed.name, observed.uid)
+        extra = MetadataSpec() if spec is None else spec.metadata
+        self.owner = OwnerRef(observed.namespace, observed.name, observed.uid, extra)
         self.children = {(child.kind, child.name): child for child in observed.children}
         self.workloads = {(w.role, w.revision): w for w in observed.workloads}
         self.memory = replace(
@@ -92,7 +100,7 @@ class _Plan:
             failing_since=failing_since(observed.pods, observed.memory.failing_since, now),
             unrouted_since=unrouted_since(observed, now),
         )
-        self.standing = () if spec is None else standing(self.owner, spec, renderer.api_ports)
+        self.standing = () if spec is None else standing(self.owner, spec, renderer.api_ports, renderer.dns_ports)
         self.gateways = "" if spec is None else gateway_hash(spec, renderer)
 
     def run(self, spec: ModelDeploymentSpec) -> tuple[Action, ...]:
@@ -111,6 +119,7 @@ class _Plan:
             *self._secrets(),
             *self._certified(),
             *self._standing(),
+            *self._labelled(),
             *self._gateway(spec),
             *self._revisions(spec, wanted, target, view),
             *self._quarantined(spec),
@@ -153,7 +162,7 @@ class _Plan:
             if child is not None and child.owner is not Owner.OURS:
                 reason = Reason.NAME_IN_USE if child.owner is Owner.NAMESAKE else Reason.NAME_CONFLICT
                 name = f"{child.kind} {child.name}"
-                return reason, Problem(name, f"belongs to a {child.owner.value}", "see the remedy")
+                return reason, Problem(name, _OWNERS[child.owner], "")
         return None
 
     def _deployments(self, target: Target) -> Iterable[Object]:
@@ -250,6 +259,13 @@ class _Plan:
 
     def _standing(self) -> Iterable[Action]:
         return (Apply(item) for item in self.standing if not self._is_there(item))
+
+    def _labelled(self) -> Iterable[Action]:
+        """What is made once and never applied again gets later labels and annotations by themselves."""
+        for child in self.observed.children:
+            is_kept = child.kind in KEPT_KINDS and child.owner is Owner.OURS
+            if is_kept and (change := metadata_change(child.object["metadata"], self.owner.extra)):
+                yield Label(child.kind, child.name, child.uid, change)
 
     def _is_there(self, item: Object) -> bool:
         child = self.children.get((item["kind"], item["metadata"]["name"]))
@@ -409,7 +425,7 @@ def _programs(template: Object) -> Mapping[str, Object]:
 
 
 def _take_back(mine: Revision, reason: Reason, detail: str) -> Iterable[Action]:
-    yield MarkRevision(mine.name, Verdict.FAILED, reason.value)
+    yield MarkRevision(mine.name, Verdict.FAILED, reason.value, detail)
     key = f"rollback-{mine.hash}-{mine.resource_version}"  # of this time: it may be tried again
     yield Tell("RolledBack", f"revision {mine.hash}: {detail}", key, warning=True)
 

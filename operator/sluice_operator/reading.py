@@ -63,6 +63,7 @@ def read_revision(item: Object) -> Revision:
         verdict_reason=str(labels.get(names.LABEL_VERDICT_REASON, "")),
         uid=str(meta["uid"]),
         resource_version=str(meta["resourceVersion"]),
+        verdict_detail=str(_object(meta.get("annotations")).get(names.ANNOTATION_VERDICT_DETAIL, "")),
     )
 
 

@@ -134,7 +134,11 @@ REASONS: Mapping[Reason, Entry] = {
         "Placed", "The scheduler finds no place for a pod; its own words follow.", "Free or add what it names."
     ),
     Reason.ALL_READY: Entry(_ENGINES, "As many pods are ready as are wanted."),
-    Reason.SCALED_TO_ZERO: Entry(_ENGINES, "No pods are wanted.", "Raise replicas."),
+    Reason.SCALED_TO_ZERO: Entry(
+        _ENGINES,
+        "No pods of this role are wanted.",
+        "Raise spec.prefill.replicas or spec.decode.replicas; with mode Auto and minReplicas 0 a request does it.",
+    ),
     Reason.STARTING: Entry(
         _ENGINES, "Pods are starting or loading the model.", "Wait; probes.startupMaxSeconds bounds it."
     ),
@@ -173,8 +177,9 @@ REASONS: Mapping[Reason, Entry] = {
     Reason.ROUTED: Entry("Routable", "Every ready gateway routes to a pair of this revision."),
     Reason.NO_GATEWAY_REPORT: Entry(
         "Routable",
-        "A ready gateway has not reported, so nobody knows what it sees.",
-        "See the gateway's log; the operator must reach its control port (NetworkPolicy).",
+        "It is not known what the gateways route to: a ready gateway has not reported, or no gateway is ready.",
+        "See GatewayReady. If it is True, see the gateway's log: the operator must reach its control port"
+        " (NetworkPolicy).",
     ),
     Reason.NO_PAIR: Entry(
         "Routable",
@@ -192,8 +197,9 @@ REASONS: Mapping[Reason, Entry] = {
     ),
     Reason.SURGE_UNSCHEDULABLE: Entry(
         "Progressing",
-        "The rollout needs a pod more than there is room for.",
-        "Free a GPU, or set rollout.maxSurge to 0 and rollout.maxUnavailable to 1.",
+        "Pods of the wanted revision find no node.",
+        "Make room for the pods that the message names: with rollout.maxSurge 1 a rollout needs one pod more of each"
+        " role. With maxSurge 0 and maxUnavailable 1 an older pod ends first, and needs none.",
     ),
     Reason.ROLLED_BACK: Entry(
         "Progressing",
@@ -203,13 +209,15 @@ REASONS: Mapping[Reason, Entry] = {
     ),
     Reason.WRITE_REFUSED: Entry(
         "Progressing",
-        "The API server refuses something that this deployment needs (a quota, an admission webhook, a right, a value);"
-        " what comes after it waits. Its words follow.",
-        "Correct what they name; it is tried again by itself.",
+        "The API server refuses something that this deployment needs (quota, policy, webhook, right, value); what comes"
+        " after it waits. Its words follow.",
+        "Correct what they name (labels: spec.metadata); it is tried again by itself.",
     ),
     Reason.PAUSED: Entry("Progressing", "spec.paused is true: nothing but status changes.", "Set paused to false."),
     Reason.NOT_ACCEPTED: Entry(
-        "Progressing", "The spec is not accepted, so nothing is changed.", "See the condition Accepted."
+        f"Placed, {_ENGINES}, Progressing",
+        "The spec is not accepted, so nothing is changed.",
+        "See the condition Accepted.",
     ),
     Reason.HEALTHY: Entry("Degraded", "Nothing is known to be wrong."),
     Reason.PODS_QUARANTINED: Entry(
@@ -234,11 +242,19 @@ REASONS: Mapping[Reason, Entry] = {
 }
 
 
-def tell(reason: Reason, detail: str = "") -> str:
-    """What a condition's message says: meaning, detail, remedy. It is the detail that is cut where all is too long."""
+def tell(reason: Reason, detail: str = "", remedy: str | None = None) -> str:
+    """What a condition's message says: meaning, detail, remedy. It is the detail that is cut where all is too long.
+    `remedy`: what to do in this very case; None: what the table says."""
     entry = REASONS[reason]
-    room = MAX_MESSAGE - PREFIX_ROOM - len(entry.meaning) - len(entry.remedy)
-    return " ".join(part for part in (entry.meaning, cut(detail, room), entry.remedy) if part)
+    end = entry.remedy if remedy is None else remedy
+    room = MAX_MESSAGE - PREFIX_ROOM - len(entry.meaning) - len(end)
+    return " ".join(part for part in (entry.meaning, cut(detail, room), end) if part)
+
+
+def sentence(words: str) -> str:
+    """Words of others, which may end in a full stop or not, as a sentence that ends in one."""
+    text = words.strip()
+    return text if not text or text.endswith("...") else f"{text.rstrip('.:; ')}."
 
 
 def cut(text: str, room: int) -> str:
@@ -275,10 +291,11 @@ where, what to do. Reasons of engines that died or are wedged: [health.md](../he
 
 def render_troubleshooting() -> str:
     """Markdown: docs/kubernetes/troubleshooting.md, a table per condition, or per three that share their reasons."""
-    parts = [_TROUBLE]
+    parts, seen = [_TROUBLE], set[Reason]()
     for conditions, command in _SECTIONS.items():
         met = set(conditions.split(", "))
-        rows = [(reason, entry) for reason, entry in REASONS.items() if met & set(entry.conditions.split(", "))]
+        rows = [(r, e) for r, e in REASONS.items() if r not in seen and met & set(e.conditions.split(", "))]
+        seen |= {reason for reason, _ in rows}
         parts += [
             f"## {conditions}\n",
             f"```sh\n{command}\n```\n",

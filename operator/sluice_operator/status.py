@@ -115,7 +115,7 @@ def _role(found: Findings, role: PodRole) -> RoleStatus:
         ready=ready,
         updated=len(found.updated(role)),
         quarantined=sum(pod.role is role and pod.quarantined and not pod.terminating for pod in found.observed.pods),
-        summary=f"{ready}/{wanted}",
+        summary=f"{min(ready, wanted)}/{wanted}",
     )
 
 

@@ -7,6 +7,7 @@ was accepted before, by an operator that did not ask, goes on to be served, with
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -14,7 +15,7 @@ from typing import Any, TypedDict
 from sluice_operator.api.enums import ConditionStatus
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import Problem
-from sluice_operator.cluster import Cluster, Conflict, Failed, Forbidden, Invalid
+from sluice_operator.cluster import Cluster, Conflict, Failed, Forbidden, Invalid, Refused
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.observed import Observed
 from sluice_operator.pod_fields import refused_fields, template_of, unknown_fields
@@ -24,6 +25,9 @@ from sluice_operator.render.revision import Renderer, gateway_hash, revision_has
 Object = Mapping[str, Any]
 log = logging.getLogger(__name__)
 # The API server says so before it looks at values, and then says nothing of these.
+_DENIED = re.compile(
+    r"admission webhook \"[^\"]*\" denied the request|ValidatingAdmissionPolicy '[^']*' .*denied request"
+)
 STRICT, LENIENT = "Strict", "Ignore"
 
 
@@ -68,7 +72,7 @@ class TemplateCheck:
 
     def _offers(self, seen: Observed, spec: ModelDeploymentSpec) -> Iterator[Offer]:
         """What has not run here before, and what would lose fields."""
-        owner = OwnerRef(seen.namespace, seen.name, seen.uid)
+        owner = OwnerRef(seen.namespace, seen.name, seen.uid, spec.metadata)
         wanted, gateway = revision_hash(spec), gateway_hash(spec, self._renderer)
         is_new = wanted not in {revision.hash for revision in seen.revisions}
         for role in ENGINE_ROLES:
@@ -107,8 +111,17 @@ class TemplateCheck:
             # A quota or a webhook says the same when the object is made in earnest, and is told as WriteRefused.
             return None
         except Invalid as error:
-            return error
+            return None if is_denial(error.message) else error
+        except Refused as error:
+            if not is_denial(error.message):
+                raise
         return None
+
+
+def is_denial(message: str) -> bool:
+    """Whether an admission webhook or a ValidatingAdmissionPolicy refuses, with whatever code it likes. It judges the
+    whole object, so this is no fault of a template, and passes when the policy or the labels change."""
+    return _DENIED.search(message) is not None
 
 
 def _has_unknown(spec: ModelDeploymentSpec, role: PodRole) -> bool:

@@ -91,9 +91,9 @@ def test_steps_and_the_table_of_nodes(files, capsys):
     assert "Accepted: True" in told
     assert "apply Deployment v4-flash-gateway" in told
     assert "scale decode from 0 to 3" in told
-    assert "Placed: True (Placed): 1 of 3 nodes match." in told
-    assert "h100  prefill  no: compute major in 10: 9 (NVIDIA-H100)" in told
-    assert "cpu   decode   no: node offers nvidia.com/gpu: none" in told
+    assert "Placed: True (Placed): 1 of 3 nodes can be used." in told
+    assert "h100  prefill  no: compute major is not 10: 9 (NVIDIA-H100)" in told
+    assert "cpu   decode   no: no nvidia.com/gpu: it offers none" in told
 
 
 def test_with_the_pods_too_it_knows_which_gpus_are_free(files, capsys):
@@ -106,7 +106,7 @@ spec: {nodeName: b200, containers: [{resources: {limits: {nvidia.com/gpu: "8"}}}
     mdep, nodes = files(mdep=MDEP, nodes=NODES + pods)
     assert main(["plan", "-f", mdep, "--nodes", nodes]) == 0
     told = capsys.readouterr().out
-    assert "b200  prefill  no: 1 GPUs are free: 0 of 8" in told
+    assert "b200  prefill  no: no free GPU: 0 of 8 are free" in told
     assert "(all of them are full now)" in told
 
 

@@ -64,6 +64,12 @@ def test_they_render_as_was_agreed(variant):
         (("--set", "webhook.enabled=true"), "webhook"),
         (("--set", "networkPolicy.apiServerPorts={0}"), "apiServerPorts"),
         (("--set", "monitoring.dashboards=yes"), "dashboards"),
+        (("--set-string", "labels.app\\.kubernetes\\.io/name=x"), "app.kubernetes.io/name"),
+        (("--set", "logLevel=loud"), "logLevel"),
+        (("--set", "pods.runAsUser=0"), "runAsUser"),
+        (("--set", "networkPolicy.dnsPorts={}"), "dnsPorts"),
+        (("--set", "fullnameOverride=Not_A_Name"), "fullnameOverride"),
+        (("--set-json", 'extraEnv=[{"value":"x"}]'), "extraEnv"),
     ],
 )
 def test_values_that_make_no_sense_are_refused_by_name(values, words):
@@ -114,6 +120,40 @@ def test_the_operator_takes_the_arguments_that_it_is_given_and_policies_let_it_t
         args = parser().parse_args(pod["spec"]["containers"][0]["args"])
         assert args.control_image == pod["spec"]["containers"][0]["image"]
         assert OPERATOR_LABELS.items() <= pod["metadata"]["labels"].items()
+
+
+def by_kind(*values):
+    return {(item["kind"], item["metadata"]["name"]): item for item in objects(*values)}
+
+
+def test_what_platform_engineers_set_is_where_it_belongs():
+    made = by_kind(*VARIANTS["platform"])
+    whole = made["Deployment", "serving"]["spec"]["template"]
+    pod, container = whole["spec"], whole["spec"]["containers"][0]
+    assert pod["serviceAccountName"] == "sluice-sa"
+    assert made["ServiceAccount", "sluice-sa"]["metadata"]["annotations"] == {"a": "b", "cost": "42"}
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert container["securityContext"]["privileged"] is False
+    assert {"name": "HTTPS_PROXY", "value": "http://proxy:3128"} in container["env"]
+    assert pod["terminationGracePeriodSeconds"] == 60
+    assert [constraint["topologyKey"] for constraint in pod["topologySpreadConstraints"]] == ["zone"]
+    assert whole["metadata"]["labels"].items() >= {"team": "search", "tier": "control"}.items()
+    args = parser().parse_args(container["args"])
+    assert (args.pod_user, args.dns_port, args.log_level, args.lease_name) == (None, [53, 5353], "debug", "serving")
+    assert made["PodDisruptionBudget", "serving"]["spec"]["maxUnavailable"] == 2
+    assert made["ServiceMonitor", "serving"]["spec"]["endpoints"][0]["port"] == "probe"
+    assert ("ConfigMap", "sluice-x") in made
+    for (kind, name), item in made.items():
+        assert kind in ("Pod", "ConfigMap") or item["metadata"]["labels"]["team"] == "search", name
+    subjects = {s["name"] for item in made.values() if item["kind"] == "RoleBinding" for s in item["subjects"]}
+    assert subjects == {"sluice-sa"}
+
+
+def test_who_grants_rights_himself_gets_none_made():
+    made = by_kind(*VARIANTS["foreign-rights"])
+    assert not {"Role", "RoleBinding", "ClusterRole", "ServiceAccount", "PodDisruptionBudget"} & {k for k, _ in made}
+    (deployment,) = [item for (kind, _), item in made.items() if kind == "Deployment"]
+    assert deployment["spec"]["template"]["spec"]["serviceAccountName"] == "default"
 
 
 OPERATOR_MAY = {

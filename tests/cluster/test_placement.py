@@ -113,7 +113,7 @@ def judge(case: Case, served: Served, told: dict[tuple[str, str], str]) -> None:
     is_full = "are free" in case.refusal
     found = served.until("Placed", "False", "Unschedulable" if is_full else "NoNodeMatches")
     if not is_full:
-        assert f"nodes fail: {case.refusal}" in found["message"]
+        assert f"cannot be used: {case.refusal}" in found["message"]
     quotes = served.until_quoted(case.scheduler)
     assert all(not is_scheduled(pod) for pod in served.engines())
     if is_full:
@@ -128,7 +128,7 @@ def test_a_node_that_comes_later_is_found(client, operator, placed_namespace):
     served.create(accelerator={"type": "GPU", "gpu": {"computeMajor": [10]}}, **roles)
     served.until("Placed", "False", "NoNodeMatches")
     # A node is not ready at first, and the operator looks at nodes now and then only.
-    served.until_quoted("prefill: 1 nodes fail: compute major in 10")
+    served.until_quoted("prefill: 1 node cannot be used: compute major is not 10")
     client.create(NODES, node("later", "later-b200", 10, "NVIDIA-B200"))
     served.until("Ready", "True")
     assert {pod["spec"]["nodeName"] for pod in served.engines()} == {"pool-later-b200"}
@@ -195,7 +195,7 @@ def test_more_ranks_than_a_node_has_gpus(client, operator, pools, tmp_path):
     served.create(accelerator={"type": "GPU", "gpu": {"computeMajor": [10]}}, prefill=wide, decode=wide)
     served.until("Accepted", "False", "TensorUnsupported")
     told = offline(tmp_path, served, pools)
-    assert "no: node has 16 GPUs: 8" in told["pool-b200", "decode"]
+    assert "no: fewer than 16 GPUs: 8" in told["pool-b200", "decode"]
     raw = manifest(accelerator={"type": "GPU", "gpu": {"computeMajor": [10]}}, prefill=wide, decode=wide)
     spec = from_json(ModelDeploymentSpec, raw, "spec")
     rendered = role_data(StandardRenderer("x").engine("wide", spec, "r"), PodRole.DECODE)["template"]

@@ -364,7 +364,11 @@ def test_a_rollout_whose_pods_nodes_end_is_taken_back(count, is_back):
     pods = tuple(replace(ended(f"p{n}"), revision=wanted) for n in range(count))
     observed = Observed("ns", "m", "u", 2, Memory(0.0), revisions=(good, bad), pods=pods)
     told = [action for action in plan(spec, observed, NOW, StandardRenderer("c")) if isinstance(action, MarkRevision)]
-    assert told == ([MarkRevision(bad.name, Verdict.FAILED, "EndedByNode")] if is_back else [])
+    assert told == (
+        [MarkRevision(bad.name, Verdict.FAILED, "EndedByNode", describe_ended(ended_by_nodes(pods, NOW)))]
+        if is_back
+        else []
+    )
 
 
 @pytest.mark.parametrize("message", ["", "\n", "  \n\t", "\x0b"])

@@ -13,6 +13,7 @@ import yaml
 from flash_config import FLASH
 
 from sluice_cli.__main__ import main
+from sluice_operator import names
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import from_json
 from sluice_operator.names import PodRole, role_name
@@ -131,3 +132,12 @@ def test_figures_of_sizing_are_those_of_sluice_size(tmp_path):
     spec = from_json(ModelDeploymentSpec, deployments()["b200"]["spec"], "spec")
     assert spec.engine.cache_mebibytes == 24 * 1024
     assert spec.engine.max_context_tokens == 131072
+
+
+def test_the_inference_pool_has_the_gateways_and_their_port():
+    pool, route = documents("inferencepool")
+    name = pool["metadata"]["name"]
+    assert pool["spec"]["selector"]["matchLabels"] == names.selector(name, PodRole.GATEWAY)
+    assert pool["spec"]["targetPorts"] == [{"number": ports.HTTP}]
+    (backend,) = route["spec"]["rules"][0]["backendRefs"]
+    assert (backend["kind"], backend["name"]) == ("InferencePool", name)

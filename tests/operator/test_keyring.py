@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestServer
 from sluice_engine.tls.peers import Peer
 from sluice_operator import certificates, names
 from sluice_operator.actions import Certify
+from sluice_operator.api.spec import MetadataSpec
 from sluice_operator.apply import DONE, STALE, Applier
 from sluice_operator.cluster import Cluster
 from sluice_operator.connection import Connection
@@ -76,7 +77,8 @@ class Operator:
         self.cluster, self.now = cluster, time.time()
         self.keyring = Keyring("ns", "m", clock=lambda: self.now, wall=lambda: self.now)
         self.known = SimpleNamespace(keyring=self.keyring, secrets=set(), taken=set())
-        observed = SimpleNamespace(namespace="ns", name="m", uid=UID, children=())
+        extra = MetadataSpec(labels={"team": "search"})
+        observed = SimpleNamespace(namespace="ns", name="m", uid=UID, children=(), metadata=extra)
         self.applier = Applier(cluster, None, observed, self.known)
 
     async def read(self):
@@ -133,6 +135,7 @@ async def test_secrets_are_made_owned_and_then_only_read(api, operator):
     for item in api.held.values():
         (reference,) = item["metadata"]["ownerReferences"]
         assert (reference["uid"], reference["controller"]) == (UID, True)
+        assert item["metadata"]["labels"]["team"] == "search"
     api.calls.clear()
     await operator.turn()
     assert {method for method, _ in api.calls} == {"GET"}

@@ -45,33 +45,33 @@ def spec(gpu=None, **changes):
 
 
 @pytest.mark.parametrize(
-    ("pool", "requirement"),
+    ("pool", "problem"),
     [
-        ("hopper", "compute major in 10"),
+        ("hopper", "compute major is not 10"),
         ("b200", None),
         ("gb200", None),
-        ("rtx", "compute major in 10"),
+        ("rtx", "compute major is not 10"),
         ("mixed", None),
-        ("tainted", "taint nvidia.com/gpu is tolerated"),
+        ("tainted", "taint nvidia.com/gpu is not tolerated"),
         ("preferred-taint", None),
-        ("full", "1 GPUs are free"),
-        ("cordoned", "node is schedulable"),
-        ("down", "node is Ready"),
-        ("no-gfd", "GPU Feature Discovery has labelled it"),
-        ("cpu", "node offers nvidia.com/gpu"),
+        ("full", "no free GPU"),
+        ("cordoned", "cordoned"),
+        ("down", "not Ready"),
+        ("no-gfd", "no labels of GPU Feature Discovery"),
+        ("cpu", "no nvidia.com/gpu"),
     ],
 )
-def test_each_pool_is_judged_by_its_first_broken_requirement(pool, requirement):
+def test_each_pool_is_judged_by_its_first_problem(pool, problem):
     request = requests_of(spec({"computeMajor": [10]}))[0]
     refusal = why_not(POOLS[pool], request)
-    assert (refusal and refusal.requirement) == requirement
+    assert (refusal and refusal.problem) == problem
 
 
 def test_all_pools_together_are_counted_and_told():
     told = place(spec({"computeMajor": [10]}), list(POOLS.values()), ())
     assert told.status is ConditionStatus.TRUE
     assert told.matching == 5
-    assert "prefill: 2 nodes fail: compute major in 10" in told.reasons
+    assert "prefill: 2 nodes cannot be used: compute major is not 10" in told.reasons
     assert len(told.rows) == 24
 
 
@@ -83,7 +83,7 @@ def test_a_product_is_matched_to_the_letter():
 def test_no_match_names_every_requirement_with_its_count():
     told = place(spec({"computeMajor": [10, 12]}), [POOLS["hopper"], POOLS["no-gfd"], POOLS["cpu"]], ())
     assert (told.status, told.reason) == (ConditionStatus.FALSE, "NoNodeMatches")
-    assert "1 nodes fail: compute major in 10, 12" in told.message
+    assert "1 node cannot be used: compute major is not one of 10, 12" in told.message
     assert "sluice plan" in told.message
 
 
@@ -100,7 +100,7 @@ def test_tolerations_and_selectors_of_the_template_count():
     }
     wanted = spec({"computeMajor": [10]}, prefill={"template": template}, decode={"template": template})
     request = requests_of(wanted)[0]
-    assert why_not(POOLS["tainted"], request).requirement == "pool=blue"
+    assert why_not(POOLS["tainted"], request).problem == "label pool is not blue"
     blue = Node("t", {**POOLS["tainted"].labels, "pool": "blue"}, POOLS["tainted"].taints, gpus=8)
     assert why_not(blue, request) is None
 
@@ -118,7 +118,7 @@ def test_who_tolerates_what_the_node_controller_taints_may_go_there():
     only_cordoned = [{"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}]
     some = requests_of(with_pod(tolerations=only_cordoned))[0]
     assert why_not(POOLS["cordoned"], some) is None
-    assert why_not(POOLS["down"], some).requirement == "node is Ready"
+    assert why_not(POOLS["down"], some).problem == "not Ready"
 
 
 def required(*terms):
@@ -150,7 +150,7 @@ def test_what_the_template_requires_of_nodes_counts_too(terms, matches):
     node = Node("n", {**POOLS["b200"].labels, "pool": "blue", "rank": "3"}, gpus=8)
     refusal = why_not(node, request)
     assert (refusal is None) is matches
-    assert matches or refusal.requirement == "node affinity of the template"
+    assert matches or refusal.problem == "the template's node affinity is not met"
 
 
 def test_affinity_that_has_no_shape_is_not_judged():
@@ -244,7 +244,7 @@ def test_a_required_domain_without_labels_is_named():
     """The scheduler takes no node without the label, not even for the first pod."""
     told = place(spec(domain("Required")), [POOLS["b200"]], ())
     assert told.reason == "NoNodeMatches"
-    assert "node has the label nvidia.com/gpu.clique" in told.message
+    assert "no label nvidia.com/gpu.clique" in told.message
     assert place(spec(domain("Preferred")), [POOLS["b200"]], ()).status is ConditionStatus.TRUE
     with_one = place(spec(domain("Required")), [POOLS["b200"], POOLS["gb200"]], ())
     assert (with_one.status, with_one.matching) == (ConditionStatus.TRUE, 1)

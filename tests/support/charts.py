@@ -22,6 +22,26 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         *("--set", "monitoring.podMonitor=true,monitoring.rules=true,monitoring.dashboards=true"),
         *("--set-string", "monitoring.labels.release=prometheus", "--set", "networkPolicy.create=false"),
     ),
+    "platform": (
+        *("--set", "fullnameOverride=serving,serviceAccount.name=sluice-sa,logLevel=debug,pods.runAsUser=null"),
+        *("--set", "networkPolicy.dnsPorts={53,5353},podDisruptionBudget.maxUnavailable=2,replicas=3"),
+        *("--set", "podSecurityContext.runAsUser=null,podSecurityContext.runAsGroup=null"),
+        *("--set", "securityContext.privileged=false,terminationGracePeriodSeconds=60,monitoring.serviceMonitor=true"),
+        *(
+            "--set-string",
+            "labels.team=search,annotations.cost=42,podLabels.tier=control,serviceAccount.annotations.a=b",
+        ),
+        *("--set-json", 'extraEnv=[{"name":"HTTPS_PROXY","value":"http://proxy:3128"}]'),
+        *(
+            "--set-json",
+            'topologySpreadConstraints=[{"maxSkew":1,"topologyKey":"zone","whenUnsatisfiable":"DoNotSchedule"}]',
+        ),
+        *(
+            "--set-json",
+            'extraObjects=[{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"{{ .Release.Name }}-x"}}]',
+        ),
+    ),
+    "foreign-rights": ("--set", "serviceAccount.create=false,rbac.create=false,podDisruptionBudget.create=false"),
     "two-namespaces": (
         *("--set", "watch.namespaces={a,b},replicas=1,image.pullSecrets={registry},priorityClassName=high"),
         *("--set-string", "podAnnotations.a=b,nodeSelector.pool=system"),

@@ -43,7 +43,7 @@ POOLS = (
 
 @dataclass(frozen=True)
 class Case:
-    """A ModelDeployment that may go to the nodes of one pool only. `refusal`: the requirement that its nodes fail,
+    """A ModelDeployment that may go to the nodes of one pool only. `refusal`: why its nodes cannot be used,
     empty if one of them will do; `scheduler`: what the scheduler says then."""
 
     name: str
@@ -73,13 +73,13 @@ def requires(key: str, operator: str, *values: str) -> dict[str, Any]:
 AFFINITY = "didn't match Pod's node affinity/selector"
 TOLERATES = {"tolerations": [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}]}
 CASES = (
-    Case("hopper", "hopper", "compute major in 10, 12", AFFINITY),
+    Case("hopper", "hopper", "compute major is not one of 10, 12", AFFINITY),
     Case("b200", "b200"),
     Case("gb200", "gb200", gpu={"products": ["NVIDIA-GB200"]}),
     Case("rtx", "rtx"),
-    Case("rtx-not-b200", "rtx", "compute major in 10", AFFINITY, {"computeMajor": [10]}),
+    Case("rtx-not-b200", "rtx", "compute major is not 10", AFFINITY, {"computeMajor": [10]}),
     Case("mixed", "mixed"),
-    Case("mixed-no-hopper", "mixed", "compute major in 9", AFFINITY, {"computeMajor": [9]}),
+    Case("mixed-no-hopper", "mixed", "compute major is not 9", AFFINITY, {"computeMajor": [9]}),
     Case("tainted", "tainted", f"taint {GPU} is tolerated", "had untolerated taint"),
     Case("tolerated", "tainted", pod=TOLERATES),
     Case("avoided", "avoided"),
@@ -89,7 +89,7 @@ CASES = (
     Case("down", "down", "node is Ready", "had untolerated taint"),
     Case("no-gfd", "no-gfd", "GPU Feature Discovery has labelled it", AFFINITY),
     Case("no-gfd-any", "no-gfd", gpu={}),
-    Case("cpu", "cpu", f"node offers {GPU}", f"Insufficient {GPU}", {}),
+    Case("cpu", "cpu", f"no {GPU}", f"Insufficient {GPU}", {}),
     Case("zone", "b200", "node affinity of the template", AFFINITY, pod=requires("zone", "In", "a")),
     Case("not-l40s", "mixed", gpu={}, pod=requires(PRODUCT, "NotIn", "NVIDIA-L40S")),
     Case("clique", "b200", f"node has the label {CLIQUE}", "didn't match pod affinity rules",

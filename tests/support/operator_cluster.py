@@ -17,6 +17,7 @@ from sluice_operator.actions import (
     Delete,
     Drain,
     EnsureSecret,
+    Label,
     MarkRevision,
     ReleasePod,
     Remember,
@@ -28,6 +29,7 @@ from sluice_operator.actions import (
 )
 from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.names import (
+    ANNOTATION_VERDICT_DETAIL,
     ENGINE_ROLES,
     LABEL_REVISION,
     LABEL_ROLE,
@@ -171,6 +173,7 @@ class Cluster:
                     Verdict(o["metadata"]["labels"].get(LABEL_VERDICT, Verdict.UNKNOWN)),
                     o["metadata"]["labels"].get(LABEL_VERDICT_REASON, ""),
                     n,
+                    verdict_detail=o["metadata"].get("annotations", {}).get(ANNOTATION_VERDICT_DETAIL, ""),
                 )
                 for n, o in self.revisions.items()
             ),
@@ -275,9 +278,12 @@ class Cluster:
                 del self.revisions[name]
             case Delete(kind, name):
                 del self.objects[kind, name]
-            case MarkRevision(name, verdict, reason):
+            case MarkRevision(name, verdict, reason, detail):
                 labels = self.revisions[name]["metadata"]["labels"]
                 labels[LABEL_VERDICT], labels[LABEL_VERDICT_REASON] = verdict.value, reason
+                self.revisions[name]["metadata"]["annotations"] = {ANNOTATION_VERDICT_DETAIL: detail}
+            case Label(kind, name, _, change):
+                self._label(kind, name, change)
             case EnsureSecret(name):
                 self.secrets.add(name)
             case Certify(step):
@@ -295,6 +301,13 @@ class Cluster:
     def forget(self) -> None:
         """The operator was killed, and somebody wiped what it had written."""
         self.status, self.memory = ModelDeploymentStatus(), Memory(self.now)
+
+    def _label(self, kind: str, name: str, change: dict) -> None:
+        meta = self.objects[kind, name]["metadata"]
+        for part, values in change.items():
+            there = meta.setdefault(part, {})
+            there.update(values)
+            meta[part] = {key: value for key, value in there.items() if value is not None}
 
     def _apply(self, item: dict) -> None:
         kind, name = item["kind"], item["metadata"]["name"]

@@ -47,9 +47,13 @@ def _rows(schema: Mapping[str, Any], values: Mapping[str, Any], path: str) -> It
 def _type(member: Mapping[str, Any]) -> str:
     if "enum" in member:
         return " / ".join(member["enum"])
-    kind = str(member["type"])
+    kind = _kind(member["type"])
     if kind == "array":
-        return f"list of {member['items']['type']}"
+        return f"list of {_kind(member['items']['type'])}"
     if "minimum" in member:
         return f"{kind}, {member['minimum']}-{member['maximum']}"
     return kind
+
+
+def _kind(told: str | list[str]) -> str:
+    return told if isinstance(told, str) else " or ".join(told)

@@ -1,5 +1,13 @@
 {{- define "sluice.name" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else -}}
 {{- .Release.Name | trunc 40 | trimSuffix "-" -}}-operator
+{{- end -}}
+{{- end -}}
+
+{{- define "sluice.account" -}}
+{{- .Values.serviceAccount.name | default (ternary (include "sluice.name" .) "default" .Values.serviceAccount.create) -}}
 {{- end -}}
 
 {{- define "sluice.selector" -}}
@@ -12,6 +20,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- with .Values.labels }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "sluice.image" -}}
@@ -68,7 +79,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   verbs: [get, list, watch]
 - apiGroups: [resource.k8s.io]
   resources: [resourceclaimtemplates]
-  verbs: [get, list, create, delete]
+  verbs: [get, list, create, patch, delete]
 {{- if .Values.podMonitor.allow }}
 - apiGroups: [monitoring.coreos.com]
   resources: [podmonitors]

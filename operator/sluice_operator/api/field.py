@@ -27,6 +27,7 @@ class About:
     """`min_size`, `max_size`: of a string in characters, of a list in items, of a map in entries.
 
     `item_max`: characters of a list's strings. `minimum`, `maximum`: of a number, or of a list's numbers.
+    `pattern_remedy`: what is said instead of the pattern where a string does not match it.
     `list_keys`: a list of objects is a map with these keys; without it a list of scalars is a set.
     """
 
@@ -37,6 +38,7 @@ class About:
     max_size: int | None = None
     item_max: int = 253
     pattern: str = ""
+    pattern_remedy: str = ""
     item_pattern: str = ""
     list_keys: tuple[str, ...] = ()
     rules: tuple[Rule, ...] = ()

@@ -56,6 +56,23 @@ class HubSpec:
         max_size=255,
         pattern=_URL,
     )
+    proxy: str | None = api(
+        "HTTP proxy of downloads, such as http://proxy.example:3128 (HTTPS_PROXY and HTTP_PROXY); policies let pods go"
+        " to its port instead of the hub's. For one with a password set env of the template's init container"
+        " `download`.",
+        None,
+        max_size=255,
+        pattern=_URL,
+    )
+    ca_config_map: str | None = api(
+        "ConfigMap whose key `ca.crt` holds all authorities that downloads trust, PEM; absent: those of the image.",
+        None,
+        max_size=253,
+        pattern=_NAME,
+    )
+    egress_ports: tuple[int, ...] = api(
+        "More TCP ports that policies let these pods go to.", (), max_size=16, minimum=1, maximum=65535
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +83,12 @@ class ModelSpec:
 
     uri: str = api(
         "Where the model is: pvc://CLAIM/PATH, image:///PATH (inside the engine image) or hf://OWNER/NAME@REVISION."
-        " Cannot be changed: make a second ModelDeployment.",
+        " Buckets (s3://, gs://) are not read: mount them as a claim, or copy the model into one. Cannot be changed:"
+        " make a second ModelDeployment.",
         max_size=512,
         pattern=URI_PATTERN,
+        pattern_remedy="give pvc://CLAIM/PATH, image:///PATH or hf://OWNER/NAME@REVISION; mount a bucket (s3://, gs://)"
+        " as a claim or copy it into one: docs/kubernetes/production.md",
         rules=(Rule("self == oldSelf", "uri cannot be changed: create another ModelDeployment for another model"),),
     )
     served_names: tuple[str, ...] = api(
@@ -152,6 +172,13 @@ class GpuSpec:
         max_size=253,
         pattern=_NAME,
     )
+    resource_name: str = api(
+        "What the device plugin calls a GPU: nvidia.com/gpu, nvidia.com/gpu.shared, or a MIG profile such as"
+        " nvidia.com/mig-3g.40gb. Of no effect with ResourceClaim.",
+        "nvidia.com/gpu",
+        max_size=128,
+        pattern=r"^nvidia\.com/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+    )
     domain: DomainSpec = api("NVLink domain of prefill and decode.", DomainSpec)
 
 
@@ -201,6 +228,12 @@ class PrefillSpec:
     replicas: int = api("Prefill engines.", 1, minimum=0, maximum=MAX_REPLICAS)
     parallelism: ParallelismSpec = api("Ranks of an engine.", ParallelismSpec)
     max_rooms: int = api("Handoffs that one prefill engine has open at a time.", 8, minimum=1, maximum=4096)
+    service_account_name: str | None = api(
+        "A ServiceAccount that exists, instead of the operator's own; no token of it is mounted.",
+        None,
+        max_size=253,
+        pattern=_NAME,
+    )
     template: RawObject = api(_TEMPLATE, {})
 
 
@@ -289,6 +322,12 @@ class DecodeSpec:
     parallelism: ParallelismSpec = api("Ranks of an engine.", ParallelismSpec)
     max_running: int = api("Sequences that one decode engine runs at a time.", 64, minimum=1, maximum=4096)
     scaling: ScalingSpec = api("Who decides replicas.", ScalingSpec)
+    service_account_name: str | None = api(
+        "A ServiceAccount that exists, instead of the operator's own; no token of it is mounted.",
+        None,
+        max_size=253,
+        pattern=_NAME,
+    )
     template: RawObject = api(_TEMPLATE, {})
 
 
@@ -296,6 +335,20 @@ class DecodeSpec:
 class ServiceSpec:
     type: ServiceType = api("Type of the gateway's Service.", ServiceType.CLUSTER_IP)
     annotations: Mapping[str, str] = api("Annotations of the gateway's Service.", {}, max_size=16, item_max=1024)
+    labels: Mapping[str, str] = api("Labels of the gateway's Service.", {}, max_size=16, item_max=63)
+    load_balancer_class: str | None = api(
+        "Who makes the load balancer, with type LoadBalancer. Kubernetes lets nobody change it later.",
+        None,
+        max_size=317,
+        pattern=_LABEL_KEY,
+    )
+    load_balancer_source_ranges: tuple[str, ...] = api(
+        "Addresses that the load balancer lets in, in CIDR notation, with type LoadBalancer. Empty: all.",
+        (),
+        max_size=32,
+        item_max=64,
+        item_pattern=r"^[0-9A-Fa-f.:]+/[0-9]{1,3}$",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +362,12 @@ class GatewaySpec:
     )
     max_queued: int = api("Requests that one gateway lets wait.", 1024, minimum=1, maximum=65536)
     service: ServiceSpec = api("The Service that clients use.", ServiceSpec)
+    service_account_name: str | None = api(
+        "A ServiceAccount that exists, instead of the operator's own. It is given the right to see EndpointSlices.",
+        None,
+        max_size=253,
+        pattern=_NAME,
+    )
     template: RawObject = api(_TEMPLATE, {})
 
 
@@ -352,12 +411,25 @@ class QuarantineSpec:
 @dataclass(frozen=True, slots=True)
 class MonitoringSpec:
     pod_monitor: bool = api("Create a PodMonitor (needs the prometheus-operator's CRDs).", False)
+    labels: Mapping[str, str] = api(
+        "Labels of the PodMonitor, for a Prometheus that selects by label.", {}, max_size=16, item_max=63
+    )
     otlp_endpoint: str | None = api(
         "Where traces go, OTLP over HTTP: the whole URL, such as http://collector.observability:4318/v1/traces; absent:"
         " none are made. Changing it replaces engines.",
         None,
         max_size=255,
         pattern=_URL,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataSpec:
+    """What policies of a cluster may demand of every object."""
+
+    labels: Mapping[str, str] = api("Labels of every object that the operator makes.", {}, max_size=16, item_max=63)
+    annotations: Mapping[str, str] = api(
+        "Annotations of every object that the operator makes.", {}, max_size=16, item_max=1024
     )
 
 
@@ -377,4 +449,9 @@ class ModelDeploymentSpec:
     drain: DrainSpec = api("How pods end.", DrainSpec)
     quarantine: QuarantineSpec = api("Wedged pods that are kept.", QuarantineSpec)
     monitoring: MonitoringSpec = api("Scraping and traces.", MonitoringSpec)
+    metadata: MetadataSpec = api(
+        "Labels and annotations of all children except pods, which have those of their template. Changing them replaces"
+        " no pod; Secrets get them when they are written next.",
+        MetadataSpec,
+    )
     paused: bool = api("Change nothing but status.", False)

@@ -29,7 +29,9 @@ class RoleStatus:
     ready: int = api("Pods ready.", 0, minimum=0)
     updated: int = api("Pods of the current revision.", 0, minimum=0)
     quarantined: int = api("Pods kept for somebody to look at.", 0, minimum=0)
-    summary: str = api("ready/desired.", "0/0", max_size=16)
+    summary: str = api(
+        "ready/desired; pods above what is desired, as in a rollout, are in `ready` only.", "0/0", max_size=16
+    )
 
 
 @dataclass(frozen=True, slots=True)

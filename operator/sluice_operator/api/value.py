@@ -9,21 +9,22 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, get_origin
 
-from sluice_operator.api.field import ApiField, RawObject, fields_of, item_type
+from sluice_operator.api.field import About, ApiField, RawObject, fields_of, item_type
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`path`: as kubectl writes it, spec.image.tag. `remedy`: what to do, an imperative."""
+    """`path`: as kubectl writes it, spec.image.tag. `remedy`: what to do, an imperative; empty where the
+    reason that goes with it says so."""
 
     path: str
     problem: str
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.problem}: {self.remedy}"
+        return ": ".join(part for part in (self.path, self.problem, self.remedy) if part)
 
 
 class Invalid(ValueError):
@@ -104,7 +105,7 @@ class _Reader:
             return self.mapping(raw, path)
         if kind is bool or kind is int:
             return self.number(kind, raw, path, field)
-        return self.string(kind, raw, path, about.min_size or 0, about.max_size or 0, about.pattern)
+        return self.string(kind, raw, path, about.min_size or 0, about.max_size or 0, about)
 
     def mapping(self, raw: object, path: str) -> Any:
         if not isinstance(raw, Mapping):
@@ -136,7 +137,7 @@ class _Reader:
                 self.bad(path, f"is {raw}", f"give {high} or less")
         return raw
 
-    def string(self, kind: Any, raw: object, path: str, low: int, high: int, pattern: str) -> Any:
+    def string(self, kind: Any, raw: object, path: str, low: int, high: int, about: About) -> Any:
         if not isinstance(raw, str):
             self.bad(path, f"is {_kind(raw)}", "give a string")
             return None
@@ -147,8 +148,8 @@ class _Reader:
             return kind(raw)
         if not low <= len(raw) <= high:
             self.bad(path, f"has {len(raw)} characters", f"give {low} to {high}")
-        elif pattern and re.search(pattern, raw) is None:
-            self.bad(path, f"is {raw[:80]!r}", f"give what matches {pattern}")
+        elif about.pattern and re.search(about.pattern, raw) is None:
+            self.bad(path, f"is {raw[:80]!r}", about.pattern_remedy or f"give what matches {about.pattern}")
         return raw
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from sluice_operator.api.enums import AcceleratorType, Allocation, DomainPolicy
 from sluice_operator.api.spec import AcceleratorSpec, GpuSpec
 from sluice_operator.names import ENGINE_ROLES, LABEL_DEPLOYMENT, LABEL_ROLE
-from sluice_operator.placement import GPU_RESOURCE, MAJOR_LABEL, PRODUCT_LABEL
+from sluice_operator.placement import MAJOR_LABEL, PRODUCT_LABEL
 
 Object = dict[str, Any]
 HOSTNAME = "kubernetes.io/hostname"
@@ -81,7 +81,7 @@ def resources(accelerator: AcceleratorSpec, tensor: int) -> Object:
         return {}
     if gpu.allocation is Allocation.RESOURCE_CLAIM:
         return {"claims": [{"name": CLAIM}]}
-    return {"limits": {GPU_RESOURCE: str(tensor)}}
+    return {"limits": {gpu.resource_name: str(tensor)}}
 
 
 def claim_spec(gpu: GpuSpec, tensor: int) -> Object:

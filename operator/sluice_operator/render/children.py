@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sluice_operator import names
 from sluice_operator.api.crd import API_VERSION, KIND
-from sluice_operator.api.spec import ModelDeploymentSpec
+from sluice_operator.api.spec import MetadataSpec, ModelDeploymentSpec
 from sluice_operator.names import ENGINE_ROLES, PodRole, Verdict
 from sluice_operator.render import ports
 from sluice_operator.render.engine import SPEC_FILE
-from sluice_operator.render.policies import HTTPS, network_policies
+from sluice_operator.render.policies import DNS, HTTPS, network_policies
 
 Object = dict[str, Any]
 # What plan deletes when it is ours and nobody wants it any more.
@@ -31,13 +32,18 @@ PRUNED_KINDS = frozenset(
 )
 
 
+# What is made once and then left as it is.
+KEPT_KINDS = frozenset({"Deployment", "ConfigMap", "ControllerRevision", "ResourceClaimTemplate"})
+
+
 @dataclass(frozen=True, slots=True)
 class OwnerRef:
-    """The ModelDeployment that everything belongs to."""
+    """The ModelDeployment that everything belongs to. `extra`: labels and annotations of all of it."""
 
     namespace: str
     name: str
     uid: str
+    extra: MetadataSpec = field(default_factory=MetadataSpec)
 
     def meta(self, name: str, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> Object:
         reference = {
@@ -48,25 +54,70 @@ class OwnerRef:
             "controller": True,
             "blockOwnerDeletion": False,
         }
-        told: Object = {"name": name, "namespace": self.namespace, "labels": dict(labels)}
-        if annotations:
-            told["annotations"] = dict(annotations)
+        told: Object = {"name": name, "namespace": self.namespace, "labels": {**self.extra.labels, **labels}}
+        if notes := {**self.extra.annotations, **(annotations or {})}:
+            told["annotations"] = notes
+        if keys := _extra_keys(self.extra):
+            told["annotations"] = {**notes, names.ANNOTATION_EXTRA: keys}
         return told | {"ownerReferences": [reference]}
 
 
-def standing(owner: OwnerRef, spec: ModelDeploymentSpec, api_ports: tuple[int, ...] = HTTPS) -> tuple[Object, ...]:
-    """What does not depend on a revision. `api_ports`: where the API server listens."""
+def _extra_keys(extra: MetadataSpec) -> str:
+    """Which labels and annotations come from spec.metadata, so that they can be taken away with it."""
+    told = {part: sorted(keys) for part, keys in (("labels", extra.labels), ("annotations", extra.annotations)) if keys}
+    return json.dumps(told, sort_keys=True) if told else ""
+
+
+def metadata_change(there: Mapping[str, Any], extra: MetadataSpec) -> Object:
+    """A merge patch of a child's metadata that gives it what `extra` has, and takes away what an earlier one had; empty
+    if there is nothing to change."""
+    notes = there.get("annotations") or {}
+    keys = _extra_keys(extra)
+    before = _read_keys(notes.get(names.ANNOTATION_EXTRA, ""))
+    patch: Object = {}
+    for part, wanted in (("labels", extra.labels), ("annotations", extra.annotations)):
+        live = there.get(part) or {}
+        change: Object = {key: value for key, value in wanted.items() if live.get(key) != value}
+        change |= {key: None for key in before.get(part, ()) if key in live and key not in wanted}
+        if change:
+            patch[part] = change
+    if keys != notes.get(names.ANNOTATION_EXTRA, ""):
+        patch.setdefault("annotations", {})[names.ANNOTATION_EXTRA] = keys or None
+    return patch
+
+
+def _read_keys(text: str) -> Mapping[str, list[str]]:
+    """Somebody may have written nonsense there: then nothing is taken away. Nor is what is the operator's own."""
+    try:
+        told = json.loads(text)
+    except ValueError:
+        return {}
+    parts = told if isinstance(told, dict) else {}
+    return {
+        part: [key for key in keys if isinstance(key, str) and not names.is_ours(key)]
+        for part, keys in parts.items()
+        if isinstance(keys, list)
+    }
+
+
+def standing(
+    owner: OwnerRef,
+    spec: ModelDeploymentSpec,
+    api_ports: tuple[int, ...] = HTTPS,
+    dns_ports: tuple[int, ...] = DNS,
+) -> tuple[Object, ...]:
+    """What does not depend on a revision. `api_ports`, `dns_ports`: where the API server and name servers listen."""
     return (
-        *(_account(owner, role) for role in (PodRole.GATEWAY, PodRole.PREFILL)),
-        *_gateway_rights(owner),
+        *_accounts(owner, spec),
+        *_gateway_rights(owner, spec.gateway.service_account_name or names.account_name(owner.name, PodRole.GATEWAY)),
         *(_engine_service(owner, role) for role in ENGINE_ROLES),
         _gateway_service(owner, spec),
         *(_budget(owner, spec, role) for role in PodRole),
         *(
             _object("networking.k8s.io/v1", "NetworkPolicy", owner.meta(name, labels), spec=policy)
-            for name, labels, policy in network_policies(owner.name, spec, api_ports)
+            for name, labels, policy in network_policies(owner.name, spec, api_ports, dns_ports)
         ),
-        *((_pod_monitor(owner),) if spec.monitoring.pod_monitor else ()),
+        *((_pod_monitor(owner, spec),) if spec.monitoring.pod_monitor else ()),
     )
 
 
@@ -120,12 +171,22 @@ def _object(api_version: str, kind: str, meta: Object, **rest: Any) -> Object:
     return {"apiVersion": api_version, "kind": kind, "metadata": meta, **rest}
 
 
+def _accounts(owner: OwnerRef, spec: ModelDeploymentSpec) -> list[Object]:
+    """Those that somebody uses: pods may run as accounts of theirs."""
+    made = []
+    if not spec.gateway.service_account_name:
+        made.append(_account(owner, PodRole.GATEWAY))
+    if not (spec.prefill.service_account_name and spec.decode.service_account_name):
+        made.append(_account(owner, PodRole.PREFILL))
+    return made
+
+
 def _account(owner: OwnerRef, role: PodRole) -> Object:
     meta = owner.meta(names.account_name(owner.name, role), names.base_labels(owner.name))
     return _object("v1", "ServiceAccount", meta, automountServiceAccountToken=False)
 
 
-def _gateway_rights(owner: OwnerRef) -> tuple[Object, Object]:
+def _gateway_rights(owner: OwnerRef, account: str) -> tuple[Object, Object]:
     """To see who its engines are, in this namespace, and nothing else."""
     name = names.role_name(owner.name, PodRole.GATEWAY)
     meta = owner.meta(name, names.role_labels(owner.name, PodRole.GATEWAY))
@@ -136,7 +197,7 @@ def _gateway_rights(owner: OwnerRef) -> tuple[Object, Object]:
         "RoleBinding",
         meta,
         roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
-        subjects=[{"kind": "ServiceAccount", "name": name, "namespace": owner.namespace}],
+        subjects=[{"kind": "ServiceAccount", "name": account, "namespace": owner.namespace}],
     )
     return role, binding
 
@@ -155,12 +216,16 @@ def _engine_service(owner: OwnerRef, role: PodRole) -> Object:
 
 def _gateway_service(owner: OwnerRef, spec: ModelDeploymentSpec) -> Object:
     service = spec.gateway.service
-    body = {
+    body: Object = {
         "type": service.type.value,
         "selector": names.selector(owner.name, PodRole.GATEWAY),
         "ports": [{"name": "http", "port": ports.SERVICE, "targetPort": "http", "protocol": "TCP"}],
     }
-    labels = names.role_labels(owner.name, PodRole.GATEWAY)
+    if service.load_balancer_class:
+        body["loadBalancerClass"] = service.load_balancer_class
+    if service.load_balancer_source_ranges:
+        body["loadBalancerSourceRanges"] = list(service.load_balancer_source_ranges)
+    labels = {**service.labels, **names.role_labels(owner.name, PodRole.GATEWAY)}
     meta = owner.meta(names.role_name(owner.name, PodRole.GATEWAY), labels, service.annotations)
     return _object("v1", "Service", meta, spec=body)
 
@@ -184,13 +249,12 @@ def _budget(owner: OwnerRef, spec: ModelDeploymentSpec, role: PodRole) -> Object
     return _object("policy/v1", "PodDisruptionBudget", meta, spec=body)
 
 
-def _pod_monitor(owner: OwnerRef) -> Object:
-    spec = {
+def _pod_monitor(owner: OwnerRef, spec: ModelDeploymentSpec) -> Object:
+    body = {
         "selector": {"matchLabels": {names.LABEL_DEPLOYMENT: owner.name}},
         # Labels of every metric: sluice_dev_deployment, sluice_dev_revision.
         "podTargetLabels": [names.LABEL_DEPLOYMENT, names.LABEL_REVISION],
         "podMetricsEndpoints": [{"port": "probe", "path": "/metrics", "interval": "15s"}],
     }
-    return _object(
-        "monitoring.coreos.com/v1", "PodMonitor", owner.meta(owner.name, names.base_labels(owner.name)), spec=spec
-    )
+    meta = owner.meta(owner.name, {**spec.monitoring.labels, **names.base_labels(owner.name)})
+    return _object("monitoring.coreos.com/v1", "PodMonitor", meta, spec=body)

@@ -43,14 +43,8 @@ GRACE_SLACK_S = 15
 # The most that quarantine.maxSeconds may say: the operator ends one earlier, and need not restart engines for that.
 QUARANTINE_S = 3600.0
 USER = 65532
-POD_SECURITY: Object = {
-    "runAsNonRoot": True,
-    "runAsUser": USER,
-    "runAsGroup": USER,
-    "fsGroup": USER,
-    "fsGroupChangePolicy": "OnRootMismatch",
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
+# Of these a template may say null: the cluster chooses (OpenShift does, and refuses a pod that does).
+IDS = ("runAsUser", "runAsGroup", "fsGroup")
 
 
 def role_spec(spec: ModelDeploymentSpec, role: PodRole) -> PrefillSpec | DecodeSpec:
@@ -107,13 +101,13 @@ def spec_file(spec: ModelDeploymentSpec, role: PodRole) -> str:
     return json.dumps(told, indent=2, sort_keys=True) + "\n"
 
 
-def pod_template(name: str, spec: ModelDeploymentSpec, role: PodRole, revision: str) -> Object:
-    """The PodTemplateSpec of a role's Deployment."""
+def pod_template(name: str, spec: ModelDeploymentSpec, role: PodRole, revision: str, user: int | None = USER) -> Object:
+    """The PodTemplateSpec of a role's Deployment. `user`: see `defaulted`."""
     engine, source = role_spec(spec, role), engine_source(spec.model, spec.image)
     theirs = engine.template
     labels = names.base_labels(name) | names.selector(name, role, revision)
     pod: Object = {
-        "serviceAccountName": names.account_name(name, role),
+        "serviceAccountName": engine.service_account_name or names.account_name(name, role),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "restartPolicy": "Always",
@@ -130,7 +124,7 @@ def pod_template(name: str, spec: ModelDeploymentSpec, role: PodRole, revision: 
     if gpu is not None and gpu.allocation is Allocation.RESOURCE_CLAIM:
         claim = names.claim_name(name, role, revision)
         pod["resourceClaims"] = [{"name": CLAIM, "resourceClaimTemplateName": claim}]
-    joined = merge(defaulted(theirs), {"metadata": {"labels": labels}, "spec": pod})
+    joined = merge(defaulted(theirs, user), {"metadata": {"labels": labels}, "spec": pod})
     return _placed(joined, name, spec, names.selector(name, role))
 
 
@@ -142,10 +136,30 @@ def _placed(template: Object, name: str, spec: ModelDeploymentSpec, labels: Mapp
     return {**template, "spec": pod | ({"affinity": affinity} if affinity else {})}
 
 
-def defaulted(theirs: Mapping[str, Any]) -> Object:
+def pod_security(user: int | None) -> Object:
+    """`user` None: the cluster chooses user and groups."""
+    ids = {} if user is None else dict.fromkeys(IDS, user)
+    return {
+        "runAsNonRoot": True,
+        **ids,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def defaulted(theirs: Mapping[str, Any], user: int | None = USER) -> Object:
     """Their template over what they may change: user, groups, capabilities."""
     container = {"name": names.MAIN_CONTAINER, "securityContext": CONTAINER_SECURITY}
-    return with_defaults(without_nulls(theirs), {"spec": {"securityContext": POD_SECURITY, "containers": [container]}})
+    security = pod_security(user)
+    for name in _null_ids(theirs):
+        security.pop(name, None)
+    return with_defaults(without_nulls(theirs), {"spec": {"securityContext": security, "containers": [container]}})
+
+
+def _null_ids(theirs: Mapping[str, Any]) -> list[str]:
+    pod = theirs.get("spec") or {}
+    security = pod.get("securityContext") or {}
+    return [name for name in IDS if name in security and security[name] is None]
 
 
 def _container(spec: ModelDeploymentSpec, role: PodRole, source: ModelSource) -> Object:

@@ -19,6 +19,7 @@ from sluice_operator.render.engine import (
     KEY,
     RUN,
     TLS,
+    USER,
     defaulted,
     field_env,
     health_spec,
@@ -40,10 +41,12 @@ STARTUP_MAX_S = 120
 ROLE = PodRole.GATEWAY
 
 
-def pod_template(name: str, spec: ModelDeploymentSpec, control_image: str, revision: str) -> Object:
+def pod_template(
+    name: str, spec: ModelDeploymentSpec, control_image: str, revision: str, user: int | None = USER
+) -> Object:
     source = gateway_source(spec.model, spec.image)
     pod: Object = {
-        "serviceAccountName": names.account_name(name, ROLE),
+        "serviceAccountName": spec.gateway.service_account_name or names.account_name(name, ROLE),
         # It watches the EndpointSlices of its engines.
         "automountServiceAccountToken": True,
         "enableServiceLinks": False,
@@ -57,7 +60,7 @@ def pod_template(name: str, spec: ModelDeploymentSpec, control_image: str, revis
     if spec.image.pull_secrets:
         pod["imagePullSecrets"] = [{"name": secret} for secret in spec.image.pull_secrets]
     labels = names.role_labels(name, ROLE) | {names.LABEL_REVISION: revision}
-    joined = merge(defaulted(spec.gateway.template), {"metadata": {"labels": labels}, "spec": pod})
+    joined = merge(defaulted(spec.gateway.template, user), {"metadata": {"labels": labels}, "spec": pod})
     pod = with_init_resources(joined["spec"])
     constraints = [*(pod.get("topologySpreadConstraints") or []), *spread(names.selector(name, ROLE))]
     return {**joined, "spec": {**pod, "topologySpreadConstraints": constraints}}

@@ -17,6 +17,7 @@ TOKENIZER_FILES = "*.json"
 # Init containers of ours.
 DOWNLOAD, TOKENIZER = "download", "tokenizer"
 _SHARED = ("cpu", "memory", "ephemeral-storage")
+HUB_CA = "/etc/sluice/hub-ca"
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -58,11 +59,12 @@ def gateway_source(model: ModelSpec, image: ImageSpec) -> ModelSource:
     return ModelSource(TOKENIZER_MOUNT, (volume,), ({**mount, "readOnly": True},), (copy,))
 
 
-def hub_port(model: ModelSpec) -> int | None:
-    """TCP port of the hub that pods download from; None: they download nothing."""
+def hub_ports(model: ModelSpec) -> tuple[int, ...]:
+    """TCP ports that pods go to for their downloads: the hub's or its proxy's, and more that the spec names."""
     if not model.uri.startswith("hf://"):
-        return None
-    return port_of((model.hub or HubSpec()).endpoint or "https://huggingface.co")
+        return ()
+    hub = model.hub or HubSpec()
+    return (port_of(hub.proxy or hub.endpoint or "https://huggingface.co"), *hub.egress_ports)
 
 
 def port_of(url: str) -> int:
@@ -88,17 +90,28 @@ def _hub(rest: str, hub: HubSpec, image: ImageSpec, only: str) -> ModelSource:
     download["env"] += [{"name": "HF_HOME", "value": "/tmp/hf"}, *({"name": name, "value": "1"} for name in quiet)]
     if hub.endpoint:
         download["env"].append({"name": "HF_ENDPOINT", "value": hub.endpoint})
+    if hub.proxy:
+        names = ("HTTPS_PROXY", "HTTP_PROXY", "https_proxy", "http_proxy")
+        download["env"] += [{"name": name, "value": hub.proxy} for name in names]
+    volumes: list[Object] = []
+    if hub.ca_config_map:
+        # Of httpx, requests and Rust's clients: each has a name of its own.
+        files = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+        download["env"] += [{"name": name, "value": f"{HUB_CA}/ca.crt"} for name in files]
+        download["volumeMounts"].append({"name": "hub-ca", "mountPath": HUB_CA, "readOnly": True})
+        volumes.append({"name": "hub-ca", "configMap": {"name": hub.ca_config_map}})
     if hub.token_secret:
         source = {"secretKeyRef": {"name": hub.token_secret, "key": "token"}}
         download["env"].append({"name": "HF_TOKEN", "valueFrom": source})
     where = {"persistentVolumeClaim": {"claimName": hub.cache_claim}} if hub.cache_claim else {"emptyDir": {}}
     mount = {"name": "model", "mountPath": MOUNT, "readOnly": True}
-    return ModelSource(path, ({"name": "model"} | where,), (mount,), (download,))
+    return ModelSource(path, ({"name": "model"} | where, *volumes), (mount,), (download,))
 
 
 def with_init_resources(pod: Object) -> Object:
-    """A pod spec whose init containers of ours ask for what `main` does, without devices. A quota wants limits of every
-    container; and a pod is counted by the larger of the two, so this makes none larger."""
+    """A pod spec whose init containers of ours ask for what `main` does, without devices, unless the template says
+    what. A quota wants limits of every container; a pod is counted by the larger of the two, so this makes none larger.
+    """
     main = next(container for container in pod["containers"] if container["name"] == MAIN_CONTAINER)
     told = main.get("resources") or {}
     asked = {part: told.get(part) or {} for part in ("requests", "limits")}
@@ -107,7 +120,7 @@ def with_init_resources(pod: Object) -> Object:
     if not like or "initContainers" not in pod:
         return pod
     ours = (DOWNLOAD, TOKENIZER)
-    init = [{**c, "resources": like} if c["name"] in ours else c for c in pod["initContainers"]]
+    init = [{"resources": like, **c} if c["name"] in ours else c for c in pod["initContainers"]]
     return {**pod, "initContainers": init}
 
 

@@ -13,7 +13,7 @@ from sluice_operator import names
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.names import PodRole
 from sluice_operator.render import ports
-from sluice_operator.render.model import hub_port, port_of
+from sluice_operator.render.model import hub_ports, port_of
 
 Object = dict[str, Any]
 # Peers of a flow that are no role of the deployment.
@@ -47,13 +47,14 @@ FLOWS = (
     Flow(OPERATOR, PodRole.GATEWAY, ports.CONTROL),
     Flow(ANYBODY, PodRole.GATEWAY, ports.PROBE),
 )
-DNS = ({"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53})
-# Where API servers listen, unless the operator is told otherwise.
+# Where name servers and API servers listen, unless the operator is told otherwise. Policies see the ports of pods: the
+# name servers of OpenShift listen on 5353 behind their Service.
+DNS = (53,)
 HTTPS = (443, 6443)
 
 
 def network_policies(
-    name: str, spec: ModelDeploymentSpec, api_ports: tuple[int, ...] = HTTPS
+    name: str, spec: ModelDeploymentSpec, api_ports: tuple[int, ...] = HTTPS, dns_ports: tuple[int, ...] = DNS
 ) -> Iterator[tuple[str, Mapping[str, str], Object]]:
     """(name, labels, spec), one policy per role. `api_ports`: of the API server, which gateways watch."""
     for role in PodRole:
@@ -61,9 +62,13 @@ def network_policies(
             "podSelector": {"matchLabels": names.selector(name, role)},
             "policyTypes": ["Ingress", "Egress"],
             "ingress": [_ingress(name, flow) for flow in FLOWS if flow.role is role],
-            "egress": [*_egress(name, role), {"ports": list(DNS)}, *_outside(role, spec, api_ports)],
+            "egress": [*_egress(name, role), {"ports": _dns(dns_ports)}, *_outside(role, spec, api_ports)],
         }
         yield names.role_name(name, role), names.role_labels(name, role), policy
+
+
+def _dns(dns_ports: tuple[int, ...]) -> list[Object]:
+    return [{"protocol": protocol, "port": port} for port in dns_ports for protocol in ("UDP", "TCP")]
 
 
 def _ingress(name: str, flow: Flow) -> Object:
@@ -80,10 +85,10 @@ def _egress(name: str, role: PodRole) -> list[Object]:
 
 
 def _outside(role: PodRole, spec: ModelDeploymentSpec, api_ports: tuple[int, ...]) -> list[Object]:
-    """The API server has no selector, and neither has the Hugging Face hub or a collector of traces."""
-    hub, collector = hub_port(spec.model), spec.monitoring.otlp_endpoint
+    """The API server has no selector, and neither has the Hugging Face hub, a proxy or a collector of traces."""
+    collector = spec.monitoring.otlp_endpoint
     api = api_ports if role is PodRole.GATEWAY else ()
-    wanted = (*api, *([hub] if hub is not None else []), *([port_of(collector)] if collector else []))
+    wanted = (*api, *hub_ports(spec.model), *([port_of(collector)] if collector else []))
     told = list(dict.fromkeys(wanted))
     return [{"ports": [ports.tcp(port) for port in told]}] if told else []
 

@@ -18,7 +18,7 @@ from sluice_operator.api.value import to_json
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.render import engine, gateway
 from sluice_operator.render.affinity import claim_spec
-from sluice_operator.render.policies import HTTPS
+from sluice_operator.render.policies import DNS, HTTPS
 
 Object = dict[str, Any]
 HASH_CHARACTERS = 8
@@ -52,22 +52,28 @@ class Renderer(Protocol):
     def api_ports(self) -> tuple[int, ...]:
         """Where the API server listens: NetworkPolicies let gateways go there."""
 
+    @property
+    def dns_ports(self) -> tuple[int, ...]:
+        """Where name servers listen: NetworkPolicies let all pods go there."""
+
 
 @dataclass(frozen=True, slots=True)
 class StandardRenderer:
-    """`control_image`: operator and gateway are of one image."""
+    """`control_image`: operator and gateway are of one image. `user`: that pods run as; None: the cluster chooses."""
 
     control_image: str
     api_ports: tuple[int, ...] = HTTPS
+    dns_ports: tuple[int, ...] = DNS
+    user: int | None = engine.USER
 
     def engine(self, name: str, spec: ModelDeploymentSpec, revision: str) -> Object:
-        return {role.value: _engine_data(name, spec, role, revision) for role in ENGINE_ROLES}
+        return {role.value: _engine_data(name, spec, role, revision, self.user) for role in ENGINE_ROLES}
 
     def gateway(self, name: str, spec: ModelDeploymentSpec, revision: str) -> Object:
-        return gateway.pod_template(name, spec, self.control_image, revision)
+        return gateway.pod_template(name, spec, self.control_image, revision, self.user)
 
     def gateway_key(self) -> str:
-        return self.control_image
+        return self.control_image if self.user == engine.USER else f"{self.control_image} {self.user}"
 
 
 def revision_hash(spec: ModelDeploymentSpec) -> str:
@@ -98,9 +104,9 @@ def _digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_CHARACTERS]
 
 
-def _engine_data(name: str, spec: ModelDeploymentSpec, role: PodRole, revision: str) -> Object:
+def _engine_data(name: str, spec: ModelDeploymentSpec, role: PodRole, revision: str, user: int | None) -> Object:
     told: Object = {
-        "template": engine.pod_template(name, spec, role, revision),
+        "template": engine.pod_template(name, spec, role, revision, user),
         "file": engine.spec_file(spec, role),
     }
     gpu = spec.accelerator.gpu
