@@ -6,7 +6,9 @@ import asyncio
 import logging
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
@@ -22,6 +24,8 @@ from sluice_gateway.settings import Settings
 
 logger = logging.getLogger(__name__)
 EVERY_HOST = "*"
+# For what would hold the loop: the tokeniser, block keys, messages of long prompts.
+POOL_THREADS = 4
 
 
 class Server(uvicorn.Server):
@@ -35,6 +39,7 @@ class Server(uvicorn.Server):
         self._asked = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        begin_pool(asyncio.get_running_loop())
         await super().startup(sockets)
         if self.started:
             self._on_ready()
@@ -130,3 +135,12 @@ def make_server(app: FastAPI, on_ready: Callable[[], None]) -> Server:
         timeout_graceful_shutdown=max(1, round(gateway.settings.shutdown_s)),
     )
     return Server(config, gateway, on_ready)
+
+
+def begin_pool(loop: asyncio.AbstractEventLoop) -> None:
+    """Give the loop its pool of threads and start them all: one that began only when it was needed would look like a
+    thread that is leaked."""
+    pool, everyone = ThreadPoolExecutor(POOL_THREADS, "pool"), threading.Barrier(POOL_THREADS)
+    for _ in range(POOL_THREADS):
+        pool.submit(everyone.wait)
+    loop.set_default_executor(pool)
