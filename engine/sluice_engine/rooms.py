@@ -191,7 +191,8 @@ class Rooms:
         for entry in result.digests:
             if (identity := self._closing.pop(entry.ref, None)) is not None:
                 self._closed[entry.ref] = (identity, entry.digest)
-        self._end_suspicion(planned.record, bad)
+        if self.suspicion or self._has_delayed:
+            self._end_suspicion(planned.record, bad)
         if not self.sources:
             return
         for sampled in result.sampled:
@@ -304,8 +305,6 @@ class Rooms:
 
     def _end_suspicion(self, record: StepRecord, bad: Collection[RecordRef]) -> None:
         """Of records that this step has verified; grants that waited for them go out."""
-        if not self.suspicion and not self._has_delayed:
-            return
         for peer in self.suspicion.judge(record, bad):
             self._leader.counters["lane_mismatches"] += 1
             self._leader.marks.say(f"LaneSuspect: {peer} received other bytes than this engine has")

@@ -90,8 +90,8 @@ class TestEach:
                 assert not re.search(r"apt|pip|uv |curl|wget|gcc|make", line), line
             if line.startswith(("COPY", "ADD")):
                 assert line.startswith("COPY --from="), line
-        chart = (ROOT / "charts/sluice/templates/deployment.yaml").read_text()
-        assert set(re.findall(r"runAs(?:User|Group): (\d+)", chart)) == {str(USER)}
+        values = (ROOT / "charts/sluice/values.yaml").read_text()
+        assert set(re.findall(r"runAs(?:User|Group): (\d+)", values)) == {str(USER)}
 
     def test_nothing_is_imported_from_a_folder_that_others_may_write_to(self, name):
         (environment,) = [line for line in final_stage(name) if line.startswith("ENV")]
