@@ -51,7 +51,8 @@ def context_too_long(state: SchedulerState, spec: SequenceSpec) -> Refused | Non
 
 def larger_than_pool(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
     needed = _pages_at_most(state, spec)
-    total = state.ledger.count(RecordKind.PAGE).total
+    pages = state.ledger.count(RecordKind.PAGE)
+    total = pages.total - pages.quarantined
     if needed <= total:
         return None
     return Refused("LargerThanPool", f"it may need {needed} pages and the pool has {total}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterable
 
 from sluice_engine.errors import EngineError
+from sluice_engine.step import RecordRef
 
 # A sequence that read a bad record and has published nothing since: it can be tried again.
 RECORD_CORRUPT = "RecordCorrupt"
@@ -19,16 +20,16 @@ class MemoryCorrupt(EngineError):
 
 
 class Corruption:
-    """The bad records of the last WINDOW_S seconds."""
+    """The bad records of the last WINDOW_S seconds, each counted once however many checks have met it."""
 
     def __init__(self) -> None:
-        self._seen: deque[float] = deque()
+        self._seen: dict[RecordRef, float] = {}
 
-    def counts(self, records: int, now: float) -> bool:
+    def counts(self, records: Iterable[RecordRef], now: float) -> bool:
         """Whether these are too many."""
-        self._seen.extend([now] * records)
-        while self._seen and self._seen[0] < now - WINDOW_S:
-            self._seen.popleft()
+        for ref in records:
+            self._seen.setdefault(ref, now)
+        self._seen = {ref: at for ref, at in self._seen.items() if at >= now - WINDOW_S}
         return len(self._seen) >= MOST_RECORDS
 
     def describe(self) -> str:

@@ -35,7 +35,7 @@ def summary(leader: Leader) -> dict[str, Any]:
         "sequences": dict(Counter(sequence.phase.value for sequence in state.sequences.values())),
         "rooms": dict(leader.rooms.summary()),
         "transport": leader.rooms.describe_transport(),
-        "pairs": [asdict(trouble) for trouble in leader.rooms.pairs.failing()],
+        "pairs": [asdict(trouble) for trouble in leader.rooms.pairs.failing(leader.clock())],
         "streams": len(leader.generations),
         "gateways": len(leader.sinks),
         "waiting": len(state.waiting),

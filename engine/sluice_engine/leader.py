@@ -137,6 +137,7 @@ class Leader:
         self._step_times: deque[float] = deque(maxlen=STEP_TIMES_KEPT)
         self._turn_due = False
         self._idle_check: asyncio.TimerHandle | None = None
+        self._has_moved = False  # the books, since they were checked: scrubbing moves nothing in them
         self._next_sequence = 1
         self._dead = False
         self._on_death = on_death
@@ -195,6 +196,7 @@ class Leader:
         refused = admit(self.state, spec)
         if refused is None:
             self._next_sequence += 1
+            self._has_moved = True
             self._kick()
         return refused
 
@@ -276,6 +278,7 @@ class Leader:
     def tell(self, fact: Fact) -> None:
         """A fact for the next plan."""
         self._facts.append(fact)
+        self._has_moved = self._has_moved or not isinstance(fact, ScrubDue)
         self._kick()
 
     # -- the loop --------------------------------------------------------------------------------------------------
@@ -313,7 +316,7 @@ class Leader:
                 self.marks.resting(self._runnable(starving(self.state)[1]))
             if planned.progressed or (self._results and self.state.sees(self._results[0].number)):
                 self._kick()  # else only a fact can change anything, and brings its own turn
-            elif not self.state.sequences:
+            elif not self.state.sequences and self._has_moved:
                 self._check_when_idle()
             return
         chain = self._chain
@@ -371,6 +374,7 @@ class Leader:
 
     def _check_integrity(self) -> None:
         if self.is_idle and not self._dead:
+            self._has_moved = False
             try:
                 self.state.check_integrity()
             except LedgerError as error:
@@ -435,7 +439,7 @@ class Leader:
         for sequence in condemned.sequences:
             self._end_tainted(sequence, bad[0].detail, has_read=sequence in condemned.readers)
         self.tell(Corrupted(refs))
-        if self._corruption.counts(len(refs), self.clock()):
+        if self._corruption.counts(refs, self.clock()):
             self.die(MemoryCorrupt(f"{self._corruption.describe()}, the last: {bad[-1].detail}"))
 
     def _end_tainted(self, sequence: int, detail: str, *, has_read: bool) -> None:

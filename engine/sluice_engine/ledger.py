@@ -113,16 +113,16 @@ class Ledger:
         return self._entry(ref).closed
 
     def seal(self, ref: RecordRef) -> Seal | None:
-        """Of a record that is LIVE and closed in this very generation; None of any other."""
+        """Of a record that is LIVE and closed in this very generation, and not known to be bad; None of any other."""
         entry = self._entries[ref.kind][ref.record]
         is_sealed = entry.generation == ref.generation and entry.closed and entry.state is RecordState.LIVE
-        return entry.seal if is_sealed else None
+        return entry.seal if is_sealed and not entry.is_bad else None
 
     def sealed_from(self, kind: RecordKind, start: int, looks: int) -> Iterator[tuple[RecordRef, Seal]]:
         """Closed LIVE records among the `looks` records from number `start` on."""
         for record in range(start, min(start + looks, len(self._entries[kind]))):
             entry = self._entries[kind][record]
-            if entry.closed and entry.seal is not None and entry.state is RecordState.LIVE:
+            if entry.closed and entry.seal is not None and entry.state is RecordState.LIVE and not entry.is_bad:
                 yield RecordRef(kind, record, entry.generation), entry.seal
 
     def holders(self, ref: RecordRef) -> tuple[Holder, ...]:
@@ -186,9 +186,15 @@ class Ledger:
         entry = self._expect(ref, RecordState.LIVE)
         entry.closed, entry.seal = False, None
 
-    def quarantine(self, ref: RecordRef) -> None:
-        """Its bytes are not those that were written: when its last holder drops it, it does not become FREE again."""
-        self._entry(ref).is_bad = True
+    def quarantine(self, kind: RecordKind, record: int) -> None:
+        """Its memory does not keep what was written: it is QUARANTINED now, or, whatever generation lives there by now,
+        when its last holder drops it."""
+        entry = self._entries[kind][record]
+        if entry.state is RecordState.FREE:
+            self._free[kind].remove(record)
+            entry.state = RecordState.QUARANTINED
+            self._quarantined[kind] += 1
+        entry.is_bad = True
 
     # -- pulls and loads -------------------------------------------------------------------------------------------
 

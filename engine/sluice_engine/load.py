@@ -18,7 +18,8 @@ def describe_load(leader: Leader) -> Load:
     pages = leader.state.ledger.count(RecordKind.PAGE)
     waiting = [g for g in leader.generations.values() if g.stream.sent == 0]
     times = sorted(leader.step_times)
-    running_pages, reserved_pages = pages_in_use(leader, pages.total)
+    usable = pages.total - pages.quarantined
+    running_pages, reserved_pages = pages_in_use(leader, usable)
     word = leader.marks.readiness
     return Load(
         incarnation=leader.incarnation,
@@ -26,7 +27,7 @@ def describe_load(leader: Leader) -> Load:
         waiting=len(waiting),
         max_running=leader.resolved.limits.max_running,
         free_pages=pages.free,
-        total_pages=pages.total,
+        total_pages=usable,
         oldest_waiting_s=leader.oldest_waiting_s(),
         draining=leader.draining,
         empty=leader.is_empty,
@@ -36,7 +37,7 @@ def describe_load(leader: Leader) -> Load:
         running_pages=running_pages,
         reserved_pages=reserved_pages,
         not_ready=word is not Readiness.READY,
-        failing_sources=tuple(trouble.source for trouble in leader.rooms.pairs.failing()),
+        failing_sources=tuple(trouble.source for trouble in leader.rooms.pairs.failing(leader.clock())),
     )
 
 

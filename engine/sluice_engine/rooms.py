@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -297,17 +298,20 @@ class Rooms:
         refs = tuple(ref for ref in sequence.leased if (ref.kind.value, ref.record, ref.generation) in named)
         leader = self._leader
         leader.counters["mismatches_reported"] += 1
-        if not self.suspicion.cast(refs, room.peer, leader.state.next_number, leader.clock()):
-            leader.counters["mismatches_ignored"] += 1
-            return
-        log.warning("a reader reports a mismatch", **room.ids, peer=room.peer, records=len(refs))
-        leader.tell(Suspected(refs))
+        suspects = self.suspicion.cast(refs, room.peer, leader.state.next_number, leader.clock())
+        leader.counters["mismatches_ignored"] += len(suspects) < len(refs)
+        if suspects:
+            log.warning("a reader reports a mismatch", **room.ids, peer=room.peer, records=len(suspects))
+            leader.tell(Suspected(tuple(suspects)))
 
     def _end_suspicion(self, record: StepRecord, bad: Collection[RecordRef]) -> None:
         """Of records that this step has verified; grants that waited for them go out."""
-        for peer in self.suspicion.judge(record, bad):
-            self._leader.counters["lane_mismatches"] += 1
-            self._leader.marks.say(f"LaneSuspect: {peer} received other bytes than this engine has")
+        suspect_lanes = Counter(self.suspicion.judge(record, bad))
+        self._leader.counters["lane_mismatches"] += suspect_lanes.total()
+        for peer, records in suspect_lanes.items():
+            self._leader.marks.say(
+                f"LaneSuspect: {peer} received {records} records otherwise than this engine has them"
+            )
         self._has_delayed = False
         for room in list(self.sources.values()):
             delayed, room.delayed = room.delayed, []
@@ -428,7 +432,7 @@ class Rooms:
         )
         if generation is not None:
             generation.span.event("room committed", records=room.done, bytes=room.done_bytes)
-            self.on_pair(generation.source_address)
+            self.on_pair(generation.source_address, by_lease=True)
         self._leader.tell(PullCommitted(sequence, room.first_token))
         self._forget(room)
 
@@ -440,20 +444,21 @@ class Rooms:
         generation = self._leader.generations.get(sequence)
         request = generation.request_id if generation else ""
         if generation is not None and reason in LANE_REASONS:
-            self.on_pair(generation.source_address, reason, detail)
+            self.on_pair(generation.source_address, reason, detail, by_lease=True)
         log.warning("room failed", request=request, lease=room.lease_id, reason=reason, detail=detail)
         if generation is not None:
             self._leader.end(generation, EndReason.FAILED, reason, detail)
         self._leader.tell(Aborted(sequence, EndCause.FAILED))
         self.cancel(sequence, last_word)
 
-    def on_pair(self, source: str, reason: str = "", detail: str = "") -> None:
-        """A lease, a Hello or a ping of this source has succeeded, or has failed for this reason."""
-        if reason and self.pairs.failed(source, reason, detail):
+    def on_pair(self, source: str, reason: str = "", detail: str = "", *, by_lease: bool = False) -> None:
+        """A lease, or a look (Hello, ping), of this source has succeeded, or has failed for this reason."""
+        now = self._leader.clock()
+        if reason and self.pairs.failed(source, reason, detail, now, by_lease=by_lease):
             self._leader.counters["pairs_failed"] += 1
             self._leader.marks.say(f"PairFailing: {source}: {reason}: {detail}")
             self._leader.on_pair_change(source, reason, detail)
-        elif not reason and self.pairs.succeeded(source):
+        elif not reason and self.pairs.succeeded(source, now, by_lease=by_lease):
             self._leader.marks.say(f"PairRecovered: {source}")
             self._leader.on_pair_change(source, "", "")
 

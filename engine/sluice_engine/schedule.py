@@ -72,6 +72,10 @@ class _Planner(StepBuilder):
                     self._check(ref)
             case Corrupted(records):
                 self._condemn(condemn(self.state, records))
+                for (
+                    ref
+                ) in records:  # also one that has begun another generation meanwhile: it is the memory that is bad
+                    self.ledger.quarantine(ref.kind, ref.record)
             case ScrubDue(nbytes):
                 self._scrub(nbytes)
             case _:
@@ -137,13 +141,11 @@ class _Planner(StepBuilder):
         self._free_row(sequence)
 
     def _condemn(self, condemned: Condemned) -> None:
-        """Quarantine the records, drop from the cache what stands on them, end the sequences that read any of it."""
-        for ref in condemned.records:
-            self.ledger.quarantine(ref)
+        """Drop from the cache what stands on the records, end the sequences that have any of it."""
         self.ledger.drop_all(self.cache.remove(condemned.pages, condemned.snapshots), CACHE)
         for sequence_id in condemned.sequences:
             sequence = self.state.sequences[sequence_id]
-            sequence.tainted = True
+            sequence.tainted, sequence.requeue = True, False
             if sequence.mode is Mode.SOURCE:  # a room's records stay until its lease has ended
                 sequence.stopped = True
             else:

@@ -7,7 +7,7 @@ on its word alone.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from sluice_engine.step import RecordRef, StepRecord
 
@@ -23,18 +23,18 @@ class PeerBudget:
     def __init__(self) -> None:
         self._asked: dict[str, deque[tuple[float, int]]] = {}
 
-    def admits(self, peer: str, records: int, now: float) -> bool:
-        """Whether this peer may have so many more records verified; counts them if so."""
+    def admits(self, peer: str, records: int, now: float) -> int:
+        """How many of so many more records this peer may have verified; counts them."""
         asked = self._asked.pop(peer, None) or deque()
         self._asked[peer] = asked
         if len(self._asked) > MOST_PEERS:
             del self._asked[next(iter(self._asked))]
         while asked and asked[0][0] < now - WINDOW_S:
             asked.popleft()
-        if sum(count for _, count in asked) + records > MOST_RECORDS:
-            return False
-        asked.append((now, records))
-        return True
+        admitted = min(records, MOST_RECORDS - sum(count for _, count in asked))
+        if admitted:
+            asked.append((now, admitted))
+        return admitted
 
 
 class Suspicion:
@@ -49,13 +49,12 @@ class Suspicion:
     def __bool__(self) -> bool:
         return bool(self._suspects)
 
-    def cast(self, refs: Collection[RecordRef], peer: str, first_step: int, now: float) -> bool:
-        """False, and nothing done, for a peer that has asked for too much. Checks of steps before `first_step` were
-        planned before the peer complained and prove nothing."""
-        if not self._budget.admits(peer, len(refs), now):
-            return False
-        self._suspects.update(dict.fromkeys(refs, (peer, first_step)))
-        return True
+    def cast(self, refs: Sequence[RecordRef], peer: str, first_step: int, now: float) -> Sequence[RecordRef]:
+        """Those of them that are to be verified: none for a peer that has asked for too much. Checks of steps before
+        `first_step` were planned before the peer complained and prove nothing."""
+        admitted = refs[: self._budget.admits(peer, len(refs), now)]
+        self._suspects.update(dict.fromkeys(admitted, (peer, first_step)))
+        return admitted
 
     def rests_on(self, refs: Iterable[RecordRef]) -> bool:
         """Whether any of them is suspect."""

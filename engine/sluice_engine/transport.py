@@ -81,6 +81,7 @@ class Transport:
         self._pools: Pools = {}
         self._peers: dict[str, SourceHello] = {}
         self._pinged: dict[str, str] = {}  # incarnation -> address of the source
+        self._pulled_from: dict[str, str] = {}  # lease -> incarnation of the source
         self._client: LeaseClient | None = None
         self._server: SourceServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -131,6 +132,7 @@ class Transport:
         return self._link is not None and not self._link.closed.done()
 
     def pull(self, pulls: PullSet) -> bool:
+        self._pulled_from[pulls.lease_id] = pulls.peer
         return self._with_link(lambda link: link.pull(pulls))
 
     def stop(self, lease_id: str) -> None:
@@ -138,10 +140,16 @@ class Transport:
             self.leader.rooms.on_pulls_terminal(lease_id, ())  # without a transport nothing can land
 
     def forget(self, lease_id: str) -> None:
+        self._pulled_from.pop(lease_id, None)
         self._with_link(lambda link: link.forget(lease_id))
 
     def stream_ended(self, lease_id: str) -> None:
         self._with_link(lambda link: link.stream_ended(lease_id))
+
+    def _meet_again(self, incarnation: str, reason: str) -> None:
+        """A connection that broke under a living source comes back only by a new Hello, which attaches it again."""
+        if reason == "PeerLost" and incarnation and self._client is not None:
+            self._client.forget_source(incarnation)
 
     def _ping(self, source: str, incarnation: str) -> None:
         """Its Hello came: is the lane there too?"""
@@ -238,6 +246,7 @@ class Transport:
             case RecordsDone(lease_id, num_records, num_bytes):
                 rooms.on_records_done(lease_id, num_records, num_bytes)
             case PullFailed(lease_id, reason, detail, mismatched):
+                self._meet_again(self._pulled_from.get(lease_id, ""), reason)
                 rooms.on_pull_failed(lease_id, reason, detail, mismatched)
             case PullsTerminal(lease_id, stranded):
                 rooms.on_pulls_terminal(lease_id, stranded)
@@ -251,6 +260,7 @@ class Transport:
             case FenceWanted(peer, stranded):
                 self._on_fence_wanted(f"{stranded} records stranded by {peer}")
             case Pinged(peer, reason, detail):
+                self._meet_again(peer, reason)
                 if (source := self._pinged.pop(peer, None)) is not None:
                     rooms.on_pair(source, reason, detail)
             case PeerRefused():

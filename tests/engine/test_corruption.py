@@ -10,6 +10,7 @@ from leader_double import HeldRank, PromptRank, ask, make_leader, turns
 from sluice_engine.corruption import MOST_RECORDS, MemoryCorrupt
 from sluice_engine.leader import Generation, Leader
 from sluice_engine.ledger import CACHE, RecordState
+from sluice_engine.sequence import Corrupted, Suspected
 from sluice_engine.step import RecordRef
 from sluice_protocol.generate import Ended, EndReason, Refused
 from sluice_records import RecordKind
@@ -212,3 +213,37 @@ async def test_a_refusal_is_no_answer_from_a_prefix_that_was_dropped(tmp_path: P
     assert not isinstance(generation, Refused)
     ended = await generation.ended
     assert ended.cached_tokens > 0
+
+
+async def test_one_bad_record_counts_once_however_many_checks_have_met_it(tmp_path: Path) -> None:
+    """Its readers meet it in plan after plan until it is gone: one accident, and no reason to end the engine."""
+    leader, rank = start(tmp_path, HeldRank)
+    first = ask(leader, 1, PROMPT, 2)
+    await turns()
+    while not first.ended.done():
+        await rank.report()
+    flip(rank, cached(leader, PAGE)[0])
+    meeting = [ask(leader, number, PROMPT, 3) for number in (2, 3)]
+    await turns()
+    leader.tell(Suspected((cached(leader, PAGE)[0],)))
+    meeting.append(ask(leader, 4, PROMPT, 3))
+    while not all(generation.ended.done() for generation in meeting):
+        await rank.report()
+    while rank.held:
+        await rank.report()
+    await leader.emptied()
+    leader.state.check_integrity()
+    assert {generation.ended.result().error for generation in meeting} <= {"RecordCorrupt", ""}
+    assert leader.state.ledger.count(PAGE).quarantined == 1
+
+
+async def test_a_bad_record_that_is_free_again_by_then_is_quarantined_all_the_same(tmp_path: Path) -> None:
+    leader, _ = start(tmp_path)
+    await answer(leader, 1)
+    ledger = leader.state.ledger
+    free = next(n for n in range(ledger.count(PAGE).total) if ledger.state(ledger.ref(PAGE, n)) is RecordState.FREE)
+    leader.tell(Corrupted((ledger.ref(PAGE, free),)))
+    await turns()
+    assert ledger.count(PAGE).quarantined == 1
+    leader.state.check_integrity()
+    assert (await answer(leader, 2)).reason is EndReason.LENGTH

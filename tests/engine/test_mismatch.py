@@ -198,7 +198,8 @@ async def test_a_lease_whose_prefix_is_bad_is_refused_by_name_and_as_suspect_onc
 def test_a_peer_may_ask_for_so_many_checks_and_others_are_not_held_to_it(records: int) -> None:
     budget = PeerBudget()
     admitted = sum(budget.admits("a", records, 1.0) for _ in range(2 * MOST_RECORDS))
-    assert admitted == MOST_RECORDS // records
-    assert budget.admits("b", records, 1.0)
-    assert not budget.admits("a", records, 1.0 + WINDOW_S / 2)
-    assert budget.admits("a", records, 1.1 + WINDOW_S)
+    assert admitted == MOST_RECORDS
+    assert budget.admits("b", records, 1.0) == records
+    assert budget.admits("b", 2 * MOST_RECORDS, 1.0) == MOST_RECORDS - records
+    assert budget.admits("a", records, 1.0 + WINDOW_S / 2) == 0
+    assert budget.admits("a", records, 1.1 + WINDOW_S) == records

@@ -135,7 +135,11 @@ def test_a_pair_whose_records_do_not_move_is_avoided_while_there_is_another() ->
     both = engine(DECODE, "d3", failing_sources=("p1-source", "p2-source"))
     assert addresses(choose(engine(PREFILL, "p1"), engine(PREFILL, "p2"), both))[1] == "d3"
     full = engine(DECODE, "d2", running=8)
-    assert addresses(choose(*fleet, full)) == ("p1", "d1"), "nor is one whose others are full"
+    waits = choose(*fleet, full)
+    assert isinstance(waits, NoRoute)
+    assert waits.reason == "NoRoom", "one that works is waited for"
+    unified = engine(UNIFIED, "u", running=7)
+    assert addresses(choose(*fleet, unified)) == ("u",)
 
 
 def test_equals_share_the_work_and_the_seed_decides() -> None:

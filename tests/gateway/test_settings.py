@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,11 @@ def test_the_gateway_does_not_start_over_it(tmp_path: Path, capsys: pytest.Captu
     said = capsys.readouterr().err
     assert str(path) in said
     assert "'" + text.split('"')[1] + "'" in said
+
+
+@pytest.mark.parametrize(("text", "mib"), [("536870912\n", 512), ("max\n", sys.maxsize), ("", sys.maxsize)])
+def test_the_containers_limit_of_memory_is_known(tmp_path: Path, text: str, mib: int) -> None:
+    limit = tmp_path / "memory.max"
+    limit.write_text(text)
+    assert gateway.container_memory_mib(limit) == mib
+    assert gateway.container_memory_mib(tmp_path / "nowhere") == sys.maxsize

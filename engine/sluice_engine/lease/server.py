@@ -176,7 +176,7 @@ class _SourceLease:
                 self._lease.on(LeaseEvent.STALLED)
                 self._thread.tell_leader(self._thread.rooms.on_stalled, self, self._pull_budget_s)
                 why = f"complete, and not pulled within {self._pull_budget_s:.0f} s"
-            else:
+            elif not self._lease.ended:
                 self._lease.on(LeaseEvent.TTL)
             self._tell_ended()
             async with asyncio.timeout(ABORT_S):

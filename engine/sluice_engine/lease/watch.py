@@ -74,7 +74,10 @@ class SourceWatch:
     async def _try(self, source: str) -> tuple[str, str]:
         """(reason, detail) of what went wrong; empty where the lane is being tried."""
         client = self._client
-        peer = client.enter(source)
+        try:
+            peer = client.enter(source)
+        except Exception as error:
+            return _why(error)
         try:
             async with asyncio.timeout(TRY_S):
                 hello = await asyncio.shield(peer.hello)

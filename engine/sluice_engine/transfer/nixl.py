@@ -141,6 +141,8 @@ class _Posted:
     peer: str
     raw: Any
     outcome: Outcome
+    # Into scratch memory: wherever its bytes land, no record has them, so an error ends it.
+    is_ping: bool = False
 
 
 class NixlTransfer:
@@ -223,7 +225,7 @@ class NixlTransfer:
         pool = min(known.hello.pools, key=lambda pool: pool.record_bytes)
         nbytes = min(pool.record_bytes, PING_BYTES)
         ours, theirs = [(int(self._scratch.ctypes.data), nbytes, 0)], [(pool.base, nbytes, 0)]
-        return self._note(peer, known, *self._read(peer, known, ours, theirs))
+        return self._note(peer, known, *self._read(peer, known, ours, theirs, is_ping=True), is_ping=True)
 
     def poll(self, handle: Handle) -> Outcome:
         posted = self._get(handle)
@@ -234,7 +236,8 @@ class NixlTransfer:
                 posted.outcome = _outcome(self._agent.check_xfer_state(posted.raw))
             except Exception as error:
                 failure = self._failed(posted.peer, error)
-                posted.outcome = failure if failure.reason == "PeerLost" else self._limbo(failure)
+                is_end = failure.reason == "PeerLost" or posted.is_ping
+                posted.outcome = failure if is_end else self._limbo(failure)
         return posted.outcome
 
     def release(self, handle: Handle) -> None:
@@ -263,18 +266,24 @@ class NixlTransfer:
             raise BadPeer(f"{peer.incarnation!r} moves records by {peer.transport!r}, we by {self.name!r}")
         if self._names.get(peer.agent_name, peer.incarnation) != peer.incarnation:
             raise BadPeer(f"{peer.agent_name!r} was another incarnation's name")
+        if not peer.pools:
+            raise BadPeer(f"{peer.incarnation!r} has no pools to read from")
         for pool in peer.pools:
+            if pool.record_bytes <= 0 or pool.num_records <= 0:
+                raise BadPeer(f"{peer.incarnation!r} has no {pool.kind} records")
             if pool.memory != "DRAM":
                 raise BadPeer(f"{peer.incarnation!r} has {pool.kind} records in {pool.memory}, which we cannot read")
 
-    def _note(self, name: str, peer: _Peer, raw: Any, outcome: Outcome) -> Handle:
+    def _note(self, name: str, peer: _Peer, raw: Any, outcome: Outcome, *, is_ping: bool = False) -> Handle:
         self._next += 1
         handle = Handle(self._next)
-        self._posted[handle] = _Posted(name, raw, outcome)
+        self._posted[handle] = _Posted(name, raw, outcome, is_ping)
         peer.in_flight += 1
         return handle
 
-    def _read(self, name: str, peer: _Peer, ours: _Ranges, theirs: _Ranges) -> tuple[Any, Outcome]:
+    def _read(
+        self, name: str, peer: _Peer, ours: _Ranges, theirs: _Ranges, *, is_ping: bool = False
+    ) -> tuple[Any, Outcome]:
         """The raw handle (None when none was made) and how far it got at once. Ranges are (address, bytes, device)."""
         raw = None
         try:
@@ -287,7 +296,8 @@ class NixlTransfer:
             outcome = _outcome(self._agent.transfer(raw))
         except Exception as error:
             outcome = self._failed(name, error)
-            return raw, outcome if raw is None or outcome.reason == "PeerLost" else self._limbo(outcome)
+            is_end = raw is None or is_ping or outcome.reason == "PeerLost"
+            return raw, outcome if is_end else self._limbo(outcome)
         return raw, outcome
 
     def _failed(self, name: str, error: Exception) -> Failure:

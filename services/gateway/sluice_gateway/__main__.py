@@ -192,9 +192,17 @@ def worker_of(arguments: argparse.Namespace) -> WorkerSpec:
         raise ValueError(f"--prompt-memory-mib is {arguments.prompt_memory_mib}; give at least {LEAST_MEMORY_MIB}")
     if not arguments.prompt_s > 0:
         raise ValueError(f"--prompt-s is {arguments.prompt_s:g}; give seconds above 0")
-    return WorkerSpec(
-        arguments.tokenizer, tokenizer_digest(arguments.tokenizer), arguments.prompt_memory_mib, arguments.prompt_s
-    )
+    memory_mib = min(arguments.prompt_memory_mib, max(LEAST_MEMORY_MIB, container_memory_mib() // 2))
+    return WorkerSpec(arguments.tokenizer, tokenizer_digest(arguments.tokenizer), memory_mib, arguments.prompt_s)
+
+
+def container_memory_mib(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
+    """Of this process's control group: whatever exceeds it there may end the whole container, not the one process.
+    A very large number where there is no limit."""
+    try:
+        return int(limit.read_text()) >> 20
+    except (OSError, ValueError):  # none, or "max"
+        return sys.maxsize
 
 
 def connection_of(arguments: argparse.Namespace) -> Connection | None:

@@ -75,10 +75,13 @@ class Choice:
         self._progress_at = clock()
         self._avoid: frozenset[str] = frozenset()
         self._placement: Placement | None = None
+        self._is_over = False
 
     def moves(self) -> bool:
         """Whether there is a sign of progress: engines that answer and can take it while it waits, within its time;
         while it runs, engines that are well by their supervisors' word and hold it."""
+        if self._is_over:
+            return False
         if self._placement is None:
             return self._clock() < self._progress_at + self._ask.patience_s and self._dispatcher.usable() is None
         return self._placement.is_well
@@ -89,6 +92,8 @@ class Choice:
         except BaseException as error:
             self._story.fail(error, len(self._track.output_ids))
             raise
+        finally:
+            self._is_over = True
         self._story.end(reason, outcome.completion_tokens, outcome.tries)
         self._latencies.request.add(self._clock() - self._ask.began_at)
         self._latencies.output_tokens.add(outcome.completion_tokens)

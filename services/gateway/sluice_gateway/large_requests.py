@@ -228,7 +228,7 @@ class LargeRequests:
         except Exception as error:  # a defect of ours: the next large request starts anew
             self._counters.worker_deaths += 1
             log.warning("the prompt worker is given up", error=repr(error))
-            self._fail_all(errors.prompt_worker_lost(repr(error)))
+            self._fail_all(errors.prompt_worker_lost("a defect of the gateway, which its log names"))
 
     async def _start_again_and_again(self) -> None:
         tries = 0
@@ -245,6 +245,7 @@ class LargeRequests:
                 continue
             tries = 0
             await self._serve(process)
+            await asyncio.sleep(PAUSE_S)  # one that dies as soon as it has started must not keep a core busy
 
     async def _start(self) -> asyncio.subprocess.Process | str:
         """What has said that it is there; or why none is."""

@@ -72,7 +72,10 @@ def choose_pair(
         return NoRoute(NO_ROOM, "every usable pair is full")
     if len(candidates) == 1:
         return candidates[0]
-    return min(candidates, key=lambda pair: (scorer.shunned(pair.engines), -scorer.pair_score(pair), pair.addresses))
+    return min(
+        candidates,
+        key=lambda pair: (pair.is_failing, scorer.shunned(pair.engines), -scorer.pair_score(pair), pair.addresses),
+    )
 
 
 def no_pair(engines: Sequence[Engine]) -> NoRoute | None:
@@ -150,23 +153,32 @@ def _best_of_group(
     pairs = [] if unified is None else [Pair(unified)]
     if prefill is not None and decode is not None:
         best = Pair(decode, prefill)
-        pairs.append(_one_that_works(group, scorer) or best if best.is_failing else best)
+        pairs += _that_work(group, scorer, best) if best.is_failing else [best]
     return pairs
 
 
-def _one_that_works(
-    group: tuple[tuple[Engine, ...], tuple[Engine, ...], tuple[Engine, ...]], scorer: _Scorer
-) -> Pair | None:
-    """The best pair with room between whose engines records move; None where there is none: then a pair that fails is
-    still tried, for it may be well again."""
+def _that_work(
+    group: tuple[tuple[Engine, ...], tuple[Engine, ...], tuple[Engine, ...]], scorer: _Scorer, failing: Pair
+) -> list[Pair]:
+    """The best pair between whose engines records move. None while those that there are have no room: that is waited
+    for. Where there is none at all the failing one is tried, for it may be well again."""
     prefills, decodes, _ = group
-    pairs = [Pair(d, p) for d in decodes if d.room > 0 for p in prefills if p.room > 0]
-    working = [pair for pair in pairs if not pair.is_failing]
-    return min(
-        working,
-        key=lambda pair: (scorer.shunned(pair.engines), -scorer.pair_score(pair), pair.addresses),
-        default=None,
-    )
+    working = [pair for d in decodes for p in prefills if not (pair := Pair(d, p)).is_failing]
+    roomy = [pair for pair in working if all(engine.room > 0 for engine in pair.engines)]
+    if not roomy:
+        return [] if working else [failing]
+    engines = {engine.member.address: engine for pair in roomy for engine in pair.engines}
+    scores = {address: scorer.score(engine) for address, engine in engines.items()}
+    shunned = {address: scorer.shunned([engine]) for address, engine in engines.items()}
+
+    def badness(pair: Pair) -> tuple[int, float, tuple[str, ...]]:
+        return (
+            sum(shunned[address] for address in pair.addresses),
+            -sum(scores[address] for address in pair.addresses),
+            pair.addresses,
+        )
+
+    return [min(roomy, key=badness)]
 
 
 def _best(side: Sequence[Engine], scorer: _Scorer, random: Random) -> Engine | None:

@@ -101,6 +101,7 @@ class Service:
             if self._superseded.is_set():
                 self._superseded.clear()
                 self.ready.clear()
+                started_once = True  # One that does not come up in its place is tried again, as after any death.
                 continue
             if self._stopping.is_set():
                 return
