@@ -327,7 +327,7 @@ class Supervisor:
         try:
             argv = (
                 *("-m", "sluice_engine.transfer.sidecar", "--spec-fd", str(fd)),
-                *("--memory-fd", str(self._memory), "--socket", spec.sidecar_path),
+                *("--memory-fd", str(self._memory), "--socket", spec.sidecar_path, "--parent", str(os.getpid())),
                 *("--recorder", str(spec.recorder_path), *(["--faults", spec.faults] if spec.faults else [])),
             )
             return await self._exec("sidecar", *argv, pass_fds=(self._memory, fd))

@@ -254,6 +254,18 @@ async def test_a_bad_spec_is_told(tmp_path: Path, memory: Memory) -> None:
     assert json.loads(done.stdout)["reason"] == "BadSpec"
 
 
+def test_one_whose_starter_is_gone_before_it_looks_ends(tmp_path: Path, memory: Memory) -> None:
+    """Its parent at that time is the system's, which never ends: the starter's own word counts."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(30)
+    spec = write_spec(SidecarSpec(MemorySpec.of(memory.layouts, memory.plan), "s.1", KEY, one_host=True))
+    told = ["--spec-fd", str(spec), "--memory-fd", str(memory.fd), "--socket", str(tmp_path / "s")]
+    program = [sys.executable, "-m", "sluice_engine.transfer.sidecar", *told, "--parent", str(gone.pid)]
+    done = subprocess.run(program, pass_fds=(spec, memory.fd), capture_output=True, timeout=60, check=False)
+    os.close(spec)
+    assert json.loads(done.stdout.splitlines()[-1])["reason"] == "ParentGone"
+
+
 async def test_sigterm_is_an_orderly_end(tmp_path: Path, memory: Memory) -> None:
     sidecar = Sidecar(tmp_path, memory, "s.1")
     await sidecar.connect()

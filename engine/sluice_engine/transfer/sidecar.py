@@ -57,6 +57,8 @@ EXIT_OK, EXIT_SPEC, EXIT_UNAVAILABLE, EXIT_LEADER_GONE, EXIT_THREAD_DIED = 0, 2,
 
 def main(argv: list[str] | None = None) -> NoReturn:
     args = _parse(argv)
+    # Who started it, as that one says: by the time that this process looks it may be an orphan already.
+    parent = args.parent or os.getppid()
     give_way()
     drop_what_nobody_reads()
     faulthandler.dump_traceback_later(START_LIMIT_S, exit=True)
@@ -87,7 +89,6 @@ def main(argv: list[str] | None = None) -> NoReturn:
         {"event": "ready", "agent": hello.agent_name, "lane": lane.lane, "lanes": lane.lanes, "warning": lane.warning}
     )
     faulthandler.cancel_dump_traceback_later()
-    parent = os.getppid()
     try:
         server.run(poller, lambda: os.getppid() == parent)
     except BaseException as error:
@@ -159,6 +160,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--spec-fd", type=int, required=True)
     parser.add_argument("--memory-fd", type=int, required=True)
     parser.add_argument("--socket", required=True)
+    parser.add_argument(
+        "--parent", type=int, default=0, help="end when this process ends; default: the parent at the start"
+    )
     parser.add_argument("--recorder", type=Path, help="the flight recorder, in the engine's run directory")
     parser.add_argument("--faults", default="", help=argparse.SUPPRESS)
     # For tests, which need a lane with a real window in flight, and to hold the poller between pieces.
