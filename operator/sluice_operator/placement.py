@@ -270,7 +270,11 @@ def _quoted(quotes: Sequence[str]) -> str:
 def _counted(rows: Iterable[Row]) -> tuple[str, ...]:
     """The why-not table in short: for each problem, of how many nodes it is the first."""
     counts = Counter((row.role, row.refusal.problem) for row in rows if row.refusal is not None)
-    return tuple(f"{role}: {_nodes(n)} cannot be used: {what}" for (role, what), n in sorted(counts.items()))
+    return tuple(f"{role}: {_unusable(n, what)}" for (role, what), n in sorted(counts.items()))
+
+
+def _unusable(count: int, what: str) -> str:
+    return f"{_nodes(count)} cannot be used: {what}"
 
 
 def _nodes(count: int) -> str:
@@ -294,7 +298,9 @@ def _unmatched(requests: Iterable[Request], rows: Sequence[Row]) -> str:
     for request in requests:
         mine = [row for row in rows if row.role is request.role]
         if all(row.refusal is not None and not row.refusal.passes for row in mine):
-            return f"{request.role}: " + ("; ".join(_counted(mine)) or "there are no nodes") + "."
+            counts = Counter(row.refusal.problem for row in mine if row.refusal is not None)
+            told = "; ".join(_unusable(count, what) for what, count in sorted(counts.items()))
+            return f"{request.role}: {told or 'there are no nodes'}."
     return ""
 
 

@@ -131,7 +131,7 @@ def test_a_strangers_object_stays_untouched_and_is_named(operator, served):
     made = served.client.create(KINDS["Service"].path(served.namespace), theirs)
     served.create()
     told = served.until("Accepted", "False", "NameConflict")
-    assert "Service m-gateway belongs to a stranger" in told["message"].replace(":", "")
+    assert "Service m-gateway: it belongs to something else" in told["message"]
     served.change(drain={"timeoutSeconds": 31})
     served.until("Accepted", "False", "NameConflict")
     assert served.client.get(service) == made

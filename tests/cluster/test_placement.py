@@ -110,10 +110,12 @@ def judge(case: Case, served: Served, told: dict[tuple[str, str], str]) -> None:
     for name in nodes_of(case.pool):
         assert f"no: {case.refusal}: " in told[name, "prefill"] or "no: compute major" in told[name, "prefill"]
     # A pool that is only full now is a place to wait for: the scheduler says so, no requirement does.
-    is_full = "are free" in case.refusal
+    is_full = case.refusal == "no free GPU"
     found = served.until("Placed", "False", "Unschedulable" if is_full else "NoNodeMatches")
     if not is_full:
-        assert f"cannot be used: {case.refusal}" in found["message"]
+        reasons = served.status()["placement"]["reasons"]
+        assert any(f"cannot be used: {case.refusal}" in reason for reason in reasons), (found, reasons)
+        assert "prefill: prefill" not in found["message"]
     quotes = served.until_quoted(case.scheduler)
     assert all(not is_scheduled(pod) for pod in served.engines())
     if is_full:
