@@ -17,10 +17,9 @@ from sluice_records import ChainKey
 
 @dataclass(frozen=True, slots=True)
 class Condemned:
-    """`records`: those of the bad ones whose generation still lives. `pages`, `snapshots`: keys that leave the cache.
-    `sequences`: ids of those that have any of it; `readers`: those of them that may have computed from it."""
+    """`pages`, `snapshots`: keys that leave the cache. `sequences`: ids of those that have a bad record or what stands
+    on one; `readers`: those of them that may have computed from it."""
 
-    records: tuple[RecordRef, ...]
     pages: frozenset[ChainKey]
     snapshots: frozenset[ChainKey]
     sequences: tuple[int, ...]
@@ -40,7 +39,6 @@ def condemn(state: SchedulerState, bad: Collection[RecordRef]) -> Condemned:
         if any(ref in tainted for ref in (*sequence_records(sequence), *sequence.leased))
     ]
     return Condemned(
-        tuple(ref for ref in dict.fromkeys(bad) if ref in living),
         frozenset(pages),
         frozenset(snapshots),
         tuple(sequence.id for sequence in holders),

@@ -105,12 +105,11 @@ class StepBuilder:
         for ref in snapshots:
             self._check(ref)
 
-    def _check(self, ref: RecordRef) -> bool:
-        """False for a record that is not closed any more, or lives no more: nobody can read it as what it was."""
+    def _check(self, ref: RecordRef) -> None:
+        """Unless it is not closed any more, or lives no more: nobody can read it as what it was."""
         seal = self.ledger.seal(ref)
         if seal is not None:
-            self.checks[ref] = Check(ref, seal.identity, seal.valid_tokens)
-        return seal is not None
+            self.checks[ref] = Check(ref, *seal)
 
     def drop_stale_checks(self) -> None:
         """Of records that have begun another generation since, or none: ranks hear of that before they check."""
@@ -127,7 +126,7 @@ class StepBuilder:
             end = min(record + looks, size)
             for ref, seal in self.ledger.sealed_from(kind, record, looks):
                 if ref not in self.checks:
-                    self.checks[ref] = Check(ref, seal.identity, seal.valid_tokens)
+                    self.checks[ref] = Check(ref, *seal)
                     nbytes -= self.state.layouts[kind].record_bytes
                 if nbytes <= 0:
                     end = ref.record + 1

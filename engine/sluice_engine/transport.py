@@ -132,8 +132,10 @@ class Transport:
         return self._link is not None and not self._link.closed.done()
 
     def pull(self, pulls: PullSet) -> bool:
-        self._pulled_from[pulls.lease_id] = pulls.peer
-        return self._with_link(lambda link: link.pull(pulls))
+        is_posted = self._with_link(lambda link: link.pull(pulls))
+        if is_posted:  # only then it is forgotten by `forget`
+            self._pulled_from[pulls.lease_id] = pulls.peer
+        return is_posted
 
     def stop(self, lease_id: str) -> None:
         if not self._with_link(lambda link: link.stop(lease_id)):
