@@ -134,7 +134,7 @@ def test_a_changed_number_is_told_with_its_inputs_by_the_same_plan_whatever_else
     seen = []
 
     def watched():
-        cluster.objects["ConfigMap", "m-decode-gone"] = {}
+        cluster.objects["ConfigMap", "m-decode-gone"] = {"metadata": {"name": "m-decode-gone"}}
         actions = cluster.plan()
         if any(isinstance(action, SetDecodeReplicas) for action in actions):
             seen.append([type(action) for action in actions])

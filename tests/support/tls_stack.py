@@ -76,7 +76,7 @@ class HeardRooms:
         self.readers: dict[Any, Any] = {}
         self.heard: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
 
-    def open_source(self, opened: Any, lease: Any) -> None:
+    def open_source(self, opened: Any, lease: Any, peer: str) -> None:
         self.heard.put_nowait(("open", opened, lease))
         lease.post(LeaseEvent.ADMITTED, LeaseAdmitted(77))
 
