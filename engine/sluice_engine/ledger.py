@@ -118,6 +118,12 @@ class Ledger:
         is_sealed = entry.generation == ref.generation and entry.closed and entry.state is RecordState.LIVE
         return entry.seal if is_sealed and not entry.is_bad else None
 
+    def filling(self, ref: RecordRef) -> Seal | None:
+        """Of what this record is being filled with; None if it is not being filled in this generation."""
+        entry = self._entries[ref.kind][ref.record]
+        is_filling = entry.generation == ref.generation and entry.state is RecordState.FILLING
+        return entry.seal if is_filling else None
+
     def sealed_from(self, kind: RecordKind, start: int, looks: int) -> Iterator[tuple[RecordRef, Seal]]:
         """Closed LIVE records among the `looks` records from number `start` on."""
         for record in range(start, min(start + looks, len(self._entries[kind]))):

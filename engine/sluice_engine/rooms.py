@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from sluice_engine import log
 from sluice_engine.corruption import RECORD_CORRUPT, TOKENS_SUSPECT
-from sluice_engine.granted import fault_of_grant
+from sluice_engine.granted import fault_of_commit, fault_of_grant
 from sluice_engine.pair_health import LANE_REASONS, PairHealth
 from sluice_engine.sequence import (
     Aborted,
@@ -416,9 +416,12 @@ class Rooms:
             self._check_pulled(room)
 
     def on_committed(self, sequence: int) -> None:
-        """Released came for all that was granted: the records are ours."""
-        room = self.readers.get(sequence)
-        if room is None or room.stopped:
+        """Released came for all that was granted: the records are ours, if they are of this sequence's own tokens."""
+        room, state = self.readers.get(sequence), self._leader.state.sequences.get(sequence)
+        if room is None or room.stopped or state is None:
+            return
+        if fault := fault_of_commit(self._leader.state, state):
+            self.on_failed(sequence, "BadSource", fault)
             return
         room.committed = True
         self._note_route(room)

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 from leader_double import HeldRank, ask, make_leader, turns
 
-from sluice_engine.granted import fault_of_grant
+from sluice_engine.granted import fault_of_commit, fault_of_grant
 from sluice_engine.leader import Generation, Leader
+from sluice_engine.step import PullSet
 from sluice_protocol.generate import EndReason, Role
 from sluice_protocol.source import GrantedRecord
 from sluice_records import Layouts, RecordKind, block_keys, extend_chain, record_identity
@@ -22,6 +23,9 @@ class Quiet:
     """Neither leases nor transport: what is granted is handed in by the test."""
 
     is_up = True
+
+    def pull(self, pulls: PullSet) -> bool:
+        return True
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         return lambda *told: {}
@@ -96,3 +100,33 @@ async def test_a_prompt_with_an_equal_beginning_shares_that_much_and_no_more(tmp
     other = source_grants(leader.resolved.layouts, leader.state.salt, OTHER)
     assert fault_of_grant(leader.state, sequence, other[:1]) == ""
     assert fault_of_grant(leader.state, sequence, other[:2]) != ""
+
+
+async def granted_in_full(tmp_path: Path, records: int) -> tuple[Leader, Generation]:
+    """A reader to which that many of its records were granted, each of which is being filled."""
+    leader, generation = await reading(tmp_path)
+    grants = source_grants(leader.resolved.layouts, leader.state.salt, PROMPT)[:records]
+    leader.rooms.on_granted(generation.sequence, "peer", tuple(grants))
+    await turns()
+    return leader, generation
+
+
+async def test_what_was_granted_is_compared_once_more_when_it_is_committed(tmp_path: Path) -> None:
+    leader, generation = await granted_in_full(tmp_path, 4)
+    sequence = leader.state.sequences[generation.sequence]
+    assert fault_of_commit(leader.state, sequence) == ""
+    # The keys are mixed up between the grant and the commit: by a fault of ours, or of the memory that holds them.
+    sequence.keys[0], sequence.keys[1] = sequence.keys[1], sequence.keys[0]
+    leader.rooms.on_committed(generation.sequence)
+    ended = generation.ended.result()
+    assert (ended.reason, ended.error) == (EndReason.FAILED, "BadSource")
+    assert "page 0 was filled with other tokens" in ended.detail
+    assert len(leader.state.cache) == 0
+
+
+async def test_a_source_that_completes_without_a_record_commits_nothing(tmp_path: Path) -> None:
+    leader, generation = await granted_in_full(tmp_path, 3)
+    leader.rooms.on_committed(generation.sequence)
+    ended = generation.ended.result()
+    assert (ended.reason, ended.error, ended.detail) == (EndReason.FAILED, "BadSource", "it completed without state 0")
+    assert len(leader.state.cache) == 0
