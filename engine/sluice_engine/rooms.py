@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -73,6 +73,10 @@ class LeasePort(Protocol):
     """The lease thread's reader half. Every call is safe from the leader's loop and returns at once."""
 
     def open_reader(self, sequence: int, lease_id: str, address: str, want: WantPrefill, have_prefix: int) -> None: ...
+
+    def look_after(self, sources: tuple[str, ...]) -> None:
+        """Leases of these sources may be wanted: the lane to each is tried now and then from now on."""
+        ...
 
     def reader_event(self, sequence: int, event: LeaseEvent, last_word: LastWord | None = None) -> None:
         """A local fact; with PULL_FAILED goes what the source is told of it."""
@@ -369,6 +373,11 @@ class Rooms:
         log.info("room opened", request=generation.request_id, lease=room.lease_id, source=generation.source_address)
         generation.span.event("room opened", lease=room.lease_id)
         self.leases.open_reader(sequence, room.lease_id, generation.source_address, want, have_prefix)
+
+    def look_after(self, sources: Iterable[str]) -> None:
+        """A gateway may send requests with these sources here: a lane that fails is found before it does."""
+        if self.leases is not None:
+            self.leases.look_after(tuple(sources))
 
     def on_granted(self, sequence: int, peer: str, records: tuple[GrantedRecord, ...]) -> None:
         room, state = self.readers.get(sequence), self._leader.state.sequences.get(sequence)

@@ -75,6 +75,10 @@ class TokenSink:
         return merged
 
 
+# A gateway names fewer; what is beyond is not looked after.
+MOST_SOURCES = 64
+
+
 class EngineService(engine_pb2_grpc.EngineServicer):
     def __init__(self, leader: Leader, hello: Callable[[], EngineHello]) -> None:
         self._leader = leader
@@ -87,6 +91,8 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         return encode_engine_hello(self._hello())
 
     async def Load(self, request: engine_pb2.LoadRequest, context: Any) -> engine_pb2.LoadReply:
+        if request.sources:
+            self._leader.rooms.look_after(request.sources[:MOST_SOURCES])
         return encode_load(self._leader.load())
 
     async def Drain(self, request: engine_pb2.DrainRequest, context: Any) -> engine_pb2.DrainReply:

@@ -162,3 +162,18 @@ async def test_a_stuck_prefill_engine_gives_up_those_who_wait_for_its_first_toke
     assert text_of(await asyncio.wait_for(asking, 20)) == TEXT[:20]
     assert not any(link.leaning for link in links.values())
     stack[source].voice.set()
+
+
+async def test_decode_engines_hear_of_the_sources_that_they_may_be_sent_to(start: Any) -> None:
+    """Before any request; again when they change, or are new to a connection, and not with every Load."""
+    engines = two_pairs()
+    for number, name in enumerate(engines):
+        engines[name].pid = number
+    engines["p2"].facts = {"model": "another"}
+    stack = await start(engines, timings=TIMINGS)
+    await stack.until(lambda: stack["d1"].named_sources == [("memory-source-0",)] == stack["d2"].named_sources)
+    engines["p2"].facts = engines["p1"].facts
+    engines["p2"].die()
+    engines["p2"].revive()
+    await stack.until(lambda: stack["d1"].named_sources[1:] == [("memory-source-0", "memory-source-1")])
+    assert stack["p1"].named_sources == []

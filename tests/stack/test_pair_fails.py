@@ -34,3 +34,19 @@ def test_a_lane_that_is_cut_is_found_without_a_client() -> None:
         assert [event["source"] for event in decode.process.events if event.get("event") == "pair"] == [source] * 2
         for engine in stack.engines.values():
             engine.settled()
+
+
+def test_a_lane_that_never_worked_is_found_before_the_first_request() -> None:
+    """Gateways name the sources of their fleet to each decode engine, which looks after those it never leased from."""
+    with RunningStack() as stack:
+        prefill, decode = stack.start("prefill", "decode")
+        _, _, port = str(prefill.ready["source_address"]).rpartition(":")
+        with TcpProxy(int(port)) as lane:
+            source = urlsplit(lane.url).netloc
+            lane.stall()
+            decode.load(source)
+            eventually(lambda: failing(decode) == [source], "decode says that it gets no records from there")
+            lane.flow()
+            eventually(lambda: failing(decode) == [], "it works")
+        for engine in stack.engines.values():
+            engine.settled()

@@ -119,8 +119,9 @@ class EngineProcess:
         told: dict[str, Any] = json.loads(reply.json)
         return told
 
-    def load(self) -> engine_pb2.LoadReply:
-        return self._ask("Load", engine_pb2.LoadRequest())
+    def load(self, *sources: str) -> engine_pb2.LoadReply:
+        """`sources`: what a gateway says that this reader may be sent to."""
+        return self._ask("Load", engine_pb2.LoadRequest(sources=sources))
 
     def drain(self) -> engine_pb2.DrainReply:
         return self._ask("Drain", engine_pb2.DrainRequest())

@@ -121,6 +121,9 @@ class LeaseClient:
     def open_reader(self, sequence: int, lease_id: str, address: str, want: WantPrefill, have_prefix: int) -> None:
         self.thread.call(self._open, sequence, lease_id, address, want, have_prefix)
 
+    def look_after(self, sources: tuple[str, ...]) -> None:
+        self.thread.call(self._look_after, sources)
+
     def reader_event(self, sequence: int, event: LeaseEvent, last_word: LastWord | None = None) -> None:
         self.thread.call(self._post, sequence, event, last_word)
 
@@ -147,6 +150,11 @@ class LeaseClient:
         task = asyncio.get_running_loop().create_task(room.run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _look_after(self, sources: tuple[str, ...]) -> None:
+        if self._watch is not None:
+            for source in sources:
+                self._watch.use(source)
 
     def _begin_watch(self, watch: SourceWatch) -> None:
         self._watch = watch

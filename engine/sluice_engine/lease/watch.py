@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 # Between two looks at the same sources, and what each of many adds to it; after a failure the next look comes sooner.
 PERIOD_S, EACH_S, DOUBT_S = 1.0, 0.1, 0.5
 TRY_S = 1.5
-# One that nobody has asked for for so long is forgotten; one where nobody listens sooner, for it may never come back.
-FORGET_S, GONE_S = 600.0, 30.0
+# A source is forgotten FORGET_S after its last lease, or after a gateway last named it. One that fails is forgotten
+# sooner, for it may never come back: after SILENT_S if it does not answer (gateways name their fleet every minute),
+# and after GONE_S if nothing listens there.
+FORGET_S, SILENT_S, GONE_S = 600.0, 150.0, 30.0
+# An address is a host's name and a port.
+MAX_ADDRESS = 300
 
 
 class BadSource(Exception):
@@ -45,7 +49,9 @@ class SourceWatch:
         self._doubts = False
 
     def use(self, source: str) -> None:
-        """A lease of this source begins."""
+        """A lease of this source begins, or may be wanted."""
+        if not 0 < len(source) <= MAX_ADDRESS:
+            return
         self._used[source] = asyncio.get_running_loop().time()
 
     async def run(self) -> None:
@@ -66,7 +72,7 @@ class SourceWatch:
             return
         self._doubts = True
         last = max(self._used[source], self._answered.get(source, 0.0))
-        if reason == "SourceLost" and now - last > GONE_S:
+        if now - last > (GONE_S if reason == "SourceLost" else SILENT_S):
             self._drop(source)
         else:
             self._client.thread.tell_leader(self._on_pair, source, reason, detail)

@@ -490,12 +490,19 @@ Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
 class LoadRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    SOURCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Addresses of sources that this reader may be sent to; it looks after them from now on. Empty: nothing new."""
+
     def __init__(
         self,
+        *,
+        sources: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -77,8 +77,8 @@ class GrpcEngine:
             raise EngineLost(f"{self._address}: schema version {hello.schema_version}, not {SCHEMA_VERSION}")
         return hello
 
-    async def load(self) -> Load:
-        return codec.decode_load(await self._unary("Load", pb.LoadRequest()))
+    async def load(self, sources: tuple[str, ...] = ()) -> Load:
+        return codec.decode_load(await self._unary("Load", pb.LoadRequest(sources=sources)))
 
     async def _unary(self, method: str, request: Any) -> Any:
         try:

@@ -29,6 +29,8 @@ class Timings:
     load_timeout_s: float = 1.5
     sick_s: float = 3.0
     silent_s: float = 120.0
+    # A reader forgets a source that nobody has named for ten minutes.
+    name_sources_every_s: float = 60.0
     tokens_timeout_s: float = 15.0
     first_backoff_s: float = 0.05
     most_backoff_s: float = 1.0
@@ -40,6 +42,7 @@ class Link:
     `is_new`: it has neither answered a Load yet nor refused or lost the connection; one that is down may still come.
     `last_hello` is that of the last life that was usable, also while nobody is there. `leaning`: tries on other
     engines that wait for this one's prefill. `elsewhere`: whether some pair without this engine could take work.
+    `sources`: addresses that an engine which says this Hello may be sent to for records.
     """
 
     def __init__(
@@ -52,7 +55,9 @@ class Link:
         elsewhere: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = monotonic,
         latencies: Latencies | None = None,
+        sources: Callable[[EngineHello], tuple[str, ...]] = lambda hello: (),
     ) -> None:
+        self._sources = sources
         self._clock = clock
         self._latencies = latencies
         self._loaded_at = 0.0
@@ -153,18 +158,24 @@ class Link:
         The engine sends an empty batch first: then its tokens have a way here, and not before.
         """
         await session.attached.wait()
+        named: tuple[str, ...] = ()
+        named_at = 0.0
         while True:
             self._since_poll = 0
             self._suspect = False
             asked_at = asyncio.get_running_loop().time()
+            sources = self._sources(session.hello)
+            is_news = sources != named or asked_at - named_at > self._timings.name_sources_every_s
             try:
                 async with asyncio.timeout(self._timings.load_timeout_s):
-                    load = await session.client.load()
+                    load = await session.client.load(sources if is_news else ())
             except (EngineLost, TimeoutError) as error:
                 self._show(replace(self.view, trouble=f"NoLoad: {str(error) or 'it does not answer'}"))
             else:
                 if load.incarnation != session.hello.incarnation:
                     raise EngineLost(f"{self.member.address}: restarted as {load.incarnation}")
+                if is_news:
+                    named, named_at = sources, asked_at
                 self._session = session
                 self.is_new = False
                 self.last_hello = session.hello

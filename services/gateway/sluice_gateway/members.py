@@ -13,8 +13,13 @@ from sluice_gateway.engine import ClientFactory
 from sluice_gateway.fleet import Fleet, FleetError, Member, parse_fleet
 from sluice_gateway.histograms import Latencies
 from sluice_gateway.link import Link, Timings
+from sluice_protocol.generate import EngineHello, Role
 
 logger = logging.getLogger(__name__)
+
+
+# A reader looks after so many sources at most that it has never leased from: a READ of each, every 0.1 s one.
+MOST_NAMED = 64
 
 
 class Members:
@@ -57,7 +62,20 @@ class Members:
 
     def _link(self, member: Member) -> Link:
         own = (self._gateway_id, self._on_change, self._timings, self._elsewhere, self._clock, self._latencies)
-        return Link(member, self._clients, *own)
+        return Link(member, self._clients, *own, self._sources)
+
+    def _sources(self, reader: EngineHello) -> tuple[str, ...]:
+        """Addresses of the prefill engines that a decode engine with this Hello may be sent to: it tries the lane to
+        each of them before a client does."""
+        if reader.role is not Role.DECODE:
+            return ()
+        views = [link.view for link in self.links.values()]
+        addresses = {
+            view.hello.source_address
+            for view in views
+            if view.hello is not None and view.role is Role.PREFILL and view.hello.fingerprint == reader.fingerprint
+        }
+        return tuple(sorted(addresses - {""})[:MOST_NAMED])
 
     async def close(self) -> None:
         tasks = [*self._tasks.values(), *self._leaving]

@@ -71,6 +71,7 @@ class MemoryEngine:
     not_ready: bool = False
     block_keys: tuple[bytes, ...] = ()
     requests: list[GenerateRequest] = field(default_factory=list)
+    named_sources: list[tuple[str, ...]] = field(default_factory=list)
     cancelled: int = 0
     alive: bool = True
     life: int = 1
@@ -274,7 +275,9 @@ class MemoryClient:
         await asyncio.sleep(0)
         return self._answering().hello
 
-    async def load(self) -> Load:
+    async def load(self, sources: tuple[str, ...] = ()) -> Load:
+        if sources:
+            self._engine.named_sources.append(sources)
         await self._engine.voice.wait()
         return self._answering().load
 
