@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from sluice_engine.health.reading import Exit
-from sluice_engine.health.watched import Reason
+from sluice_engine.watched_rows import EngineReason
 
 
 class ChildDied(Exception):
@@ -35,7 +35,7 @@ def first_cause(exits: list[Exit]) -> list[Exit]:
     """
 
     def rank_of(gone: Exit) -> int:
-        if gone.process == "leader" and gone.reason and gone.reason != Reason.RANK_DEAD:
+        if gone.process == "leader" and gone.reason and gone.reason != EngineReason.RANK_DEAD:
             return 0
         if gone.status == 0:
             return 3

@@ -34,7 +34,6 @@ from sluice_engine.health.reading import Exit
 from sluice_engine.health.secrets import without_secrets
 from sluice_engine.health.stacks import share_stacks
 from sluice_engine.health.verdict import Verdict
-from sluice_engine.health.watched import LEADER_LOOP, Reason, engine_rows
 from sluice_engine.model.errors import ModelError
 from sluice_engine.outlet import heard_or_not
 from sluice_engine.pool import create_memory
@@ -52,10 +51,12 @@ from sluice_engine.supervision import (
     ports_of,
     probe_url,
     sole_user,
+    undisturbed,
 )
 from sluice_engine.transfer.sidecar import EXIT_LEADER_GONE, EXIT_SPEC, EXIT_THREAD_DIED, EXIT_UNAVAILABLE
 from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, write_spec
 from sluice_engine.transfer.verify import VerifyLevel, VerifyPolicy
+from sluice_engine.watched_rows import LEADER_LOOP, EngineReason, engine_rows, named_death
 from sluice_engine.zygote_link import ZYGOTE_START_S, ZygoteLink
 from sluice_protocol.generate import Role
 
@@ -176,7 +177,7 @@ class Supervisor:
             return watching.result()
         await asyncio.wait(children, timeout=SETTLE_S, return_when=asyncio.ALL_COMPLETED)
         gone = blamed(Exit("leader", leader.returncode, *self._last_words.get("leader", ())))
-        self.guard.exited(self._with_last_words(gone))
+        self.guard.exited(named_death(self._with_last_words(gone)))
         watching.cancel()
         return self.guard.watch.look()
 
@@ -196,7 +197,7 @@ class Supervisor:
             if not isinstance(error, ChildDied):
                 raise error
         for gone in first_cause([error.exit for error in deaths if isinstance(error, ChildDied)]):
-            self.guard.exited(self._with_last_words(gone))
+            self.guard.exited(named_death(self._with_last_words(gone)))
         watching.cancel()
         return self.guard.watch.look()
 
@@ -302,7 +303,7 @@ class Supervisor:
             say("sidecar-died", status=status, deaths=len(deaths))
             if len(deaths) >= SIDECAR_DEATHS:
                 detail = f"{len(deaths)} times within {SIDECAR_WINDOW_S:.0f} s"
-                raise ChildDied("sidecar", status, Reason.SIDECAR_DEAD, detail)
+                raise ChildDied("sidecar", status, EngineReason.SIDECAR_DEAD, detail)
 
     async def _is_leader_gone(self) -> bool:
         """Its death is told by somebody else; nobody needs a sidecar then."""
@@ -357,7 +358,7 @@ class Supervisor:
             link = await ZygoteLink.connect(path)
         except TimeoutError as error:
             detail = f"none answers at {path} after {ZYGOTE_START_S:.0f} s"
-            raise ChildDied("zygote", None, Reason.ZYGOTE_DEAD, detail) from error
+            raise ChildDied("zygote", None, EngineReason.ZYGOTE_DEAD, detail) from error
         try:
             self._zygote_pid = link.pid
             if self._zygote_path:
@@ -366,7 +367,7 @@ class Supervisor:
             status = await link.run_rank(self._spec_path, rank, self._memory, lambda pid: self._note_rank(rank, pid))
             self._rank_pids.pop(rank, None)
             if status is None and await link.has_died(SETTLE_S):
-                raise ChildDied("zygote", await self._zygote_status(), Reason.ZYGOTE_DEAD, f"rank {rank} with it")
+                raise ChildDied("zygote", await self._zygote_status(), EngineReason.ZYGOTE_DEAD, f"rank {rank} with it")
             return status
         finally:
             link.close()
@@ -392,7 +393,7 @@ class Supervisor:
             if event["event"] == "zygote-ready":
                 self._hearing = asyncio.get_running_loop().create_task(self._hear("zygote", process))
                 return path
-        raise ChildDied("zygote", await process.wait(), Reason.ZYGOTE_DEAD)
+        raise ChildDied("zygote", await process.wait(), EngineReason.ZYGOTE_DEAD)
 
     async def _hear(self, name: str, process: asyncio.subprocess.Process) -> None:
         """Stdout of one that has no more to tell us, to its end: native code may print there, and must not be held up.
@@ -431,7 +432,7 @@ def main(argv: list[str] | None = None) -> int:
             if spec.faults:
                 hooks.arm(spec.faults)
             with sole_user(Path(spec.run_dir)):
-                return asyncio.run(_run(spec, path, args.zygote))
+                return asyncio.run(undisturbed(_run(spec, path, args.zygote)))
         except (SpecError, ModelError) as error:
             say("died", cause=f"{type(error).__name__}: {error}")
             return EXIT_REFUSED

@@ -112,6 +112,17 @@ async def end_by(guard: Guard, verdict: Verdict) -> int:
     return status
 
 
+async def undisturbed(running: Awaitable[int]) -> int:
+    """The exit status of a supervisor, which its end decides: a signal that comes after it must not replace it."""
+    try:
+        return await running
+    finally:
+        # The loop would give them back to the system's default, which is to end the process at once.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
+
+
 async def ends_as_asked(process: asyncio.subprocess.Process, watching: asyncio.Task[Verdict]) -> bool:
     """Asks a child to end, and waits for that or for a verdict. False: there is one, or it ended with another
     status."""

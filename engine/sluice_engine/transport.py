@@ -13,7 +13,6 @@ from typing import Any
 from sluice_engine.health.recorder import rows_of
 from sluice_engine.health.verdict import Budgets
 from sluice_engine.health.watch import restart_budget_s
-from sluice_engine.health.watched import LEASE_THREAD
 from sluice_engine.leader import Leader
 from sluice_engine.lease.client import MIN_ANSWER_S, MIN_SILENT_S, LeaseClient
 from sluice_engine.lease.server import SourceServer
@@ -39,6 +38,7 @@ from sluice_engine.transfer.messages import (
 )
 from sluice_engine.transfer.stream import StreamTransfer, read_ranges
 from sluice_engine.transfer.verify import VerifyLevel, VerifyPolicy
+from sluice_engine.watched_rows import LEASE_THREAD
 from sluice_protocol.generate import Role
 from sluice_protocol.source import RecordBytes, RecordName, SourceHello
 from sluice_records import RecordKind

@@ -6,6 +6,8 @@ import pytest
 
 from sluice_engine import hooks
 from sluice_engine.health.watched import Reason
+from sluice_engine.watched_rows import EngineReason
+from sluice_gateway.watched_rows import GatewayReason
 from sluice_harness.profiles import PROFILES
 from sluice_harness.results import Result, append_result, read_results, summary_of
 from sluice_harness.rows import MatrixError, Outcome, Phase, Row, load_rows, parse_rows, select
@@ -24,12 +26,13 @@ def test_there_are_enough_of_them_and_of_every_kind():
 
 
 def test_every_reason_that_can_come_about_here_has_a_row_and_an_unscaled_one():
-    later = {Reason.COLLECTIVE_STUCK, Reason.TIER_STUCK}  # on a virtual clock only, until there are such threads
-    as_scaled = {Reason.ZYGOTE_DEAD}  # of a real model's stack, and a death has no budget to scale
+    # On a virtual clock only, until there are such threads.
+    later = {EngineReason.COLLECTIVE_STUCK, EngineReason.TIER_STUCK}
+    as_scaled = {EngineReason.ZYGOTE_DEAD}  # of a real model's stack, and a death has no budget to scale
     # Of a drain, whose budget is its own, and of what never began: tests/stack/test_not_accepting.py, tests/health.
     # And of memory that changes by itself: tests/engine/test_corruption.py, tests/stack/test_flipped_bytes.py.
-    rare = {Reason.DRAIN_STALLED, Reason.START_FAILED, Reason.MEMORY_CORRUPT}
-    wanted = {reason.value for reason in set(Reason) - rare}
+    rare = {Reason.DRAIN_STALLED, Reason.START_FAILED, EngineReason.MEMORY_CORRUPT}
+    wanted = {reason.value for reason in {*Reason, *EngineReason, *GatewayReason} - rare}
     assert {row.expected.reason for row in ROWS if row.expected.reason} == wanted
     at_full_scale = {row.expected.reason for row in select(ROWS, unscaled=True)}
     assert at_full_scale == wanted - {reason.value for reason in later | as_scaled}

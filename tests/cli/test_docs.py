@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sluice_engine.health.advice import ADVICE, render_table
+from sluice_cli.advice import ADVICE, render_table
 from sluice_engine.health.guard import Guard, Policy, Service
 from sluice_engine.health.status import debug_routes, probe_routes
-from sluice_engine.health.watched import GATEWAY_ROWS, Reason
+from sluice_engine.health.watched import Reason
+from sluice_engine.watched_rows import EngineReason
+from sluice_gateway.watched_rows import GATEWAY_ROWS, GatewayReason
 
 ROOT = Path(__file__).resolve().parents[2]
 MINE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md", "docs/gateway.md", "docs/health.md",
@@ -46,12 +48,13 @@ def test_files_that_are_spoken_of_exist(name):
 
 
 def test_every_reason_is_explained_and_the_table_in_the_docs_is_that_of_the_doctor():
-    """`python -c "from sluice_engine.health.advice import *; print(render_table())"` makes it."""
-    assert list(ADVICE) == list(Reason)
+    """`python -c "from sluice_cli.advice import *; print(render_table())"` makes it."""
+    reasons = {*Reason, *EngineReason, *GatewayReason}
+    assert set(ADVICE) == reasons
     text = (ROOT / "docs" / "health.md").read_text()
     assert render_table() in text
     rows = text.partition("## What to do for each reason")[2]
-    assert set(re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)) == {reason.value for reason in Reason}
+    assert set(re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)) == {reason.value for reason in reasons}
 
 
 def test_the_docs_have_every_path_that_a_supervisor_answers(tmp_path):

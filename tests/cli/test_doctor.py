@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 
 from sluice_cli.__main__ import main
+from sluice_cli.advice import ADVICE
 from sluice_cli.evidence import EvidenceError, open_evidence
 from sluice_engine.health import layout, stacks
-from sluice_engine.health.advice import ADVICE
 from sluice_engine.health.evidence import write_bundle
 from sluice_engine.health.layout import Blob, Phase, Writer
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.stacks import STACKS_SIGNAL, answer_with_stacks
 from sluice_engine.health.verdict import Kind, Verdict
-from sluice_engine.health.watched import GATEWAY_ROWS, Reason, engine_rows
 from sluice_engine.step import Batch, RowWork, StepRecord, encode_step
+from sluice_engine.watched_rows import EngineReason, engine_rows
+from sluice_gateway.watched_rows import GATEWAY_ROWS
 from sluice_protocol.generate import Role
 
 BOOKS = {
@@ -62,7 +63,7 @@ def recorder(tmp_path: Path) -> Recorder:
     return made
 
 
-STUCK = Verdict(Kind.WEDGED, Reason.DEVICE_STUCK, "rank0.device", "device", 33.0, 30.0, 1)
+STUCK = Verdict(Kind.WEDGED, EngineReason.DEVICE_STUCK, "rank0.device", "device", 33.0, 30.0, 1)
 
 
 def bundle(tmp_path: Path, recorder: Recorder, verdict: Verdict, **pids: int) -> Path:
@@ -85,7 +86,7 @@ def test_a_bundle_says_what_was_stuck_where_since_when_and_who_waited(capsys, tm
     for words in (
         "decode-0 (decode): WEDGED: DeviceStuck",
         "rank0.device had been device without progress for 33.0 s (its budget: 30.0 s).",
-        f"That means: {ADVICE[Reason.DEVICE_STUCK].meaning}.",
+        f"That means: {ADVICE[EngineReason.DEVICE_STUCK].meaning}.",
         "leader.loop -> rank0.loop: step 1 was sent, this rank has answered up to step 0",
         "rank0.loop -> rank0.device: the model runs",
         "sequences: 2 decoding; 1 of them wait, the oldest for 4.0 s",
@@ -153,7 +154,7 @@ def test_the_stack_is_that_of_the_culprits_thread(capsys, tmp_path, recorder, an
     thread = threading.Thread(target=waits_for_a_lock_that_nobody_gives_back)
     thread.start()
     began.wait()
-    verdict = Verdict(Kind.WEDGED, Reason.LEASE_THREAD_DEAD, "leader.lease", "serving", 31.0, 30.0)
+    verdict = Verdict(Kind.WEDGED, EngineReason.LEASE_THREAD_DEAD, "leader.lease", "serving", 31.0, 30.0)
     path = bundle(tmp_path, recorder, verdict, leader=os.getpid())
     over.set()
     thread.join()
@@ -170,7 +171,7 @@ def test_a_death_is_told_as_one(capsys, tmp_path, recorder):
     recorder.row("sidecar.poller").begin(Phase.POLLING)
     recorder.row("sidecar.poller").end(failed=True)
     recorder.event(Writer.SUPERVISOR, "leader ended with -9 ")
-    verdict = Verdict(Kind.DEAD, Reason.LEADER_DEAD, "leader", "planning", detail="ended with -9")
+    verdict = Verdict(Kind.DEAD, EngineReason.LEADER_DEAD, "leader", "planning", detail="ended with -9")
     text = said(capsys, str(bundle(tmp_path, recorder, verdict)))
     assert "DEAD: LeaderDead" in text
     assert "leader has died: ended with -9." in text

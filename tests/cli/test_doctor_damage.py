@@ -20,7 +20,8 @@ from sluice_engine.health.evidence import write_bundle
 from sluice_engine.health.layout import Blob, Phase, Writer
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.verdict import Kind, Verdict
-from sluice_engine.health.watched import GATEWAY_ROWS, Reason, engine_rows
+from sluice_engine.watched_rows import EngineReason, engine_rows
+from sluice_gateway.watched_rows import GATEWAY_ROWS
 from sluice_protocol.generate import Role
 
 BOOKS = {"ledger": {"page": {"free": 6}}, "sequences": {"decoding": 2}, "waiting": 1, "oldest_waiting_s": 4.0}
@@ -51,7 +52,7 @@ def recorder(tmp_path: Path) -> Recorder:
 
 @pytest.fixture
 def bundle(tmp_path: Path, recorder: Recorder) -> Path:
-    verdict = Verdict(Kind.WEDGED, Reason.DEVICE_STUCK, "rank0.device", "device", 33.0, 30.0, 1)
+    verdict = Verdict(Kind.WEDGED, EngineReason.DEVICE_STUCK, "rank0.device", "device", 33.0, 30.0, 1)
     return write_bundle(tmp_path / "evidence", tmp_path, recorder, verdict, {}, {"spec": {"name": "d", "role": "r"}})
 
 

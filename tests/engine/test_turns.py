@@ -21,7 +21,6 @@ from sluice_engine.health.reading import Thread
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.verdict import Budgets
 from sluice_engine.health.watch import Watch
-from sluice_engine.health.watched import LEADER_GRPC, LEADER_LOOP, LEADER_QUEUE, LEADER_RUNNING
 from sluice_engine.ledger import CACHE, Ledger
 from sluice_engine.limits import Limits
 from sluice_engine.schedule import plan
@@ -40,6 +39,7 @@ from sluice_engine.sequence import (
 from sluice_engine.state import Plan, SchedulerState
 from sluice_engine.step import SampledRow, StepResult
 from sluice_engine.turns import PassedOver, Turns, due
+from sluice_engine.watched_rows import LEADER_GRPC, LEADER_LOOP, LEADER_QUEUE, LEADER_RUNNING
 from sluice_protocol.sampling import Sampling
 from sluice_protocol.source import GrantedRecord
 from sluice_records import ChainKey, PoolPlan, RecordKind

@@ -14,7 +14,6 @@ import pytest
 from sluice_engine.health.layout import State
 from sluice_engine.health.reading import Copy
 from sluice_engine.health.recorder import Recorder
-from sluice_engine.health.watched import GATEWAY_ROWS
 from sluice_gateway.encoding import MESSAGE_CHARACTERS
 from sluice_gateway.fleet import Fleet, FleetError, Member
 from sluice_gateway.gateway import Gateway
@@ -26,6 +25,7 @@ from sluice_gateway.prepare import THREAD_CHARACTERS
 from sluice_gateway.route import no_keys
 from sluice_gateway.settings import Settings
 from sluice_gateway.tokenizer import load_tokenizer
+from sluice_gateway.watched_rows import GATEWAY_ROWS
 from sluice_protocol.generate import Role
 
 TOO_DEEP = "[" * 200_000

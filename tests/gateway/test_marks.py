@@ -13,8 +13,9 @@ from sluice_engine.health.layout import Blob, State
 from sluice_engine.health.reading import Copy, Reading, carry
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.verdict import Budgets, Kind, Verdict, verdict
-from sluice_engine.health.watched import GATEWAY_ROWS, Reason
+from sluice_engine.health.watched import Reason
 from sluice_gateway.marks import GatewayMarks
+from sluice_gateway.watched_rows import GATEWAY_ROWS, GatewayReason
 
 REPORT = {"queued": 0, "running": 0, "counters": {}, "engines": []}
 
@@ -36,7 +37,7 @@ class Eye:
         rows["gateway.loop"] = replace(rows["gateway.loop"], ticks=int(at_s * 1000))
         after = Reading(at_s, rows)
         told = verdict(self._before or after, after, Budgets(floor_s=30.0, factor=1.0), GATEWAY_ROWS)
-        self._before = carry(self._before, after)
+        self._before = carry(self._before, after, GATEWAY_ROWS)
         return told
 
 
@@ -47,7 +48,11 @@ async def test_a_prompt_that_the_pool_never_finishes_is_a_stuck_tokenizer(record
     await asyncio.sleep(0)
     assert [eye.look(at).kind for at in (0.0, 10.0)] == [Kind.PROGRESSING] * 2
     stuck = eye.look(31.0)
-    assert (stuck.kind, stuck.reason, stuck.culprit) == (Kind.WEDGED, Reason.TOKENIZER_STUCK, "gateway.tokenizer")
+    assert (stuck.kind, stuck.reason, stuck.culprit) == (
+        Kind.WEDGED,
+        GatewayReason.TOKENIZER_STUCK,
+        "gateway.tokenizer",
+    )
     assert stuck.doing == "encoding: 1 prompts of 20000 characters"
     released.set()
     assert await task

@@ -28,8 +28,8 @@ from sluice_engine.health.reading import Copy
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.spec import HealthSpec
 from sluice_engine.health.verdict import Kind, Verdict
-from sluice_engine.health.watched import GATEWAY_ROWS, Reason
 from sluice_gateway import supervised
+from sluice_gateway.watched_rows import GATEWAY_ROWS, GatewayReason
 
 ALL_ONES = (1 << 64) - 1
 
@@ -263,7 +263,7 @@ from pathlib import Path
 from sluice_engine.health.guard import Guard, Policy, Service
 from sluice_engine.health.layout import Phase
 from sluice_engine.health.reading import Exit
-from sluice_engine.health.watched import GATEWAY_ROWS
+from sluice_gateway.watched_rows import GATEWAY_ROWS
 
 async def main():
     service = Service("gateway", "gateway", Path(sys.argv[1]), GATEWAY_ROWS, dict, dict)
@@ -290,4 +290,4 @@ def test_a_recorder_that_is_cut_is_made_whole_and_who_died_of_it_is_named(tmp_pa
     assert "Dead: GatewayDead: gateway (ended with -7) 1" in done.stdout
     assert done.stdout.count('"recorder-cut"') == 3
     assert (tmp_path / "evidence" / "incident-0001-GatewayDead" / "recorder.bin").exists()
-    assert Reason.GATEWAY_DEAD in (tmp_path / "termination-log").read_text()
+    assert GatewayReason.GATEWAY_DEAD in (tmp_path / "termination-log").read_text()

@@ -19,7 +19,8 @@ from sluice_engine.health.layout import Phase, Readiness
 from sluice_engine.health.metrics import METRICS
 from sluice_engine.health.reading import Exit
 from sluice_engine.health.verdict import Budgets, Kind, Verdict
-from sluice_engine.health.watched import Reason, engine_rows
+from sluice_engine.health.watched import Reason
+from sluice_engine.watched_rows import engine_rows
 from sluice_protocol.generate import Role
 
 pytestmark = pytest.mark.slow

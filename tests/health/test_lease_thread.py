@@ -14,8 +14,8 @@ from sluice_engine.health.reading import Copy, Exit
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.verdict import Budgets
 from sluice_engine.health.watch import Watch
-from sluice_engine.health.watched import LEASE_THREAD, Reason, engine_rows
 from sluice_engine.lease.thread import LeaseThread
+from sluice_engine.watched_rows import LEASE_THREAD, EngineReason, engine_rows, named_death
 from sluice_protocol.generate import Role
 
 
@@ -32,7 +32,7 @@ async def test_a_callback_that_raises_is_named_as_the_lease_thread(tmp_path: Pat
     assert isinstance(await asyncio.wait_for(died, 30), ZeroDivisionError)
     assert Copy(recorder.view).rows()[LEASE_THREAD.name].state is State.FAILED
     watch = Watch(recorder, watched, Budgets(), lambda: 0.0)
-    watch.exited(Exit("leader", 1, "ZeroDivisionError", "integer division or modulo by zero"))
+    watch.exited(named_death(Exit("leader", 1, "ZeroDivisionError", "integer division or modulo by zero")))
     told = watch.look()
-    assert (told.reason, told.culprit) == (Reason.LEASE_THREAD_DEAD, LEASE_THREAD.name)
+    assert (told.reason, told.culprit) == (EngineReason.LEASE_THREAD_DEAD, LEASE_THREAD.name)
     assert "ZeroDivisionError" in told.detail

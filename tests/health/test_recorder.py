@@ -19,7 +19,8 @@ from sluice_engine.health.layout import Blob, Field, Phase, Readiness, State, Wr
 from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.health.reading import Copy
 from sluice_engine.health.recorder import Recorder, RecorderError, unrecorded
-from sluice_engine.health.watched import GATEWAY_ROWS, engine_rows
+from sluice_engine.watched_rows import engine_rows
+from sluice_gateway.watched_rows import GATEWAY_ROWS
 from sluice_protocol.generate import Role
 
 NAMES = ("leader.loop", "rank0.loop")

@@ -110,6 +110,42 @@ def test_a_start_that_fails_is_never_held(tmp_path: Path) -> None:
     assert_told(tmp_path, "StartFailed", "supervisor", f"debug port {port} of 127.0.0.1 is taken")
 
 
+LATE_SIGNAL = """
+import atexit, os, signal, sys
+atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+from {module} import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("service", ["engine", "gateway"])
+def test_a_signal_that_comes_after_the_end_does_not_replace_its_status(tmp_path: Path, service: str) -> None:
+    """The loop had given SIGTERM back to the system, which ended the process with -15: a wedge told as a wish."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        port = taken.getsockname()[1]
+        if service == "engine":
+            program = LATE_SIGNAL.format(module="sluice_engine.supervise")
+            arguments = ["--spec", write_spec(tmp_path, ports={"probe": port})]
+        else:
+            program = LATE_SIGNAL.format(module="sluice_gateway.supervised")
+            arguments = [
+                "--name",
+                "g",
+                "--run-dir",
+                str(tmp_path),
+                "--probe-port",
+                str(port),
+                "--",
+                "--model-name",
+                "m",
+            ]
+        done = subprocess.run([sys.executable, "-c", program, *arguments], timeout=60, capture_output=True)
+    assert done.returncode == 1, done.stderr.decode()
+    assert_told(tmp_path, "StartFailed", "supervisor", f"probe port {port} of 127.0.0.1 is taken")
+
+
 def test_a_leader_frozen_before_it_listens(tmp_path: Path) -> None:
     with supervised(tmp_path) as process:
         stop_process(early_leader(process))

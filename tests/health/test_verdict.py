@@ -9,7 +9,9 @@ import pytest
 from sluice_engine.health.layout import Phase, State
 from sluice_engine.health.reading import Exit, Reading, RowReading, Thread, carry
 from sluice_engine.health.verdict import Budgets, Kind, Verdict, verdict
-from sluice_engine.health.watched import GATEWAY_ROWS, HICACHE_CLIENT, TIER_COPIER, Reason, engine_rows
+from sluice_engine.health.watched import Reason
+from sluice_engine.watched_rows import HICACHE_CLIENT, TIER_COPIER, EngineReason, engine_rows, named_death
+from sluice_gateway.watched_rows import GATEWAY_ROWS, GatewayReason
 from sluice_protocol.generate import Role
 
 BUDGETS = Budgets(floor_s=10.0, factor=20.0, start_s=60.0)
@@ -47,7 +49,7 @@ class Engine:
         self.no_progress: set[str] = set()
         self.exits: tuple[Exit, ...] = ()
         self.started, self.loaded, self.loading = True, 0, False
-        self.before = carry(None, self.reading())
+        self.before = carry(None, self.reading(), WATCHED)
 
     def reading(self) -> Reading:
         return Reading(self.at_s, dict(self.rows), self.started, self.loaded, exits=self.exits)
@@ -71,7 +73,7 @@ class Engine:
                 self.rows[name] = replace(row, ticks=ticks, progress=progress)
             after = self.reading()
             told = verdict(self.before, after, self.budgets, WATCHED)
-            self.before = carry(self.before, after)
+            self.before = carry(self.before, after, WATCHED)
             if told.is_fatal:
                 return told
         return told
@@ -85,24 +87,24 @@ def wedged(told: Verdict) -> tuple[str, str]:
 # -- frozen loops: (what is set on which rows, frozen rows, reason, culprit)
 
 FROZEN = [
-    ({"leader.loop": {"phase": Phase.PLANNING}}, ["leader.loop"], Reason.SCHEDULER_FROZEN, "leader.loop"),
-    ({"leader.loop": {"phase": Phase.PUBLISHING}}, ["leader.loop"], Reason.SCHEDULER_FROZEN, "leader.loop"),
+    ({"leader.loop": {"phase": Phase.PLANNING}}, ["leader.loop"], EngineReason.SCHEDULER_FROZEN, "leader.loop"),
+    ({"leader.loop": {"phase": Phase.PUBLISHING}}, ["leader.loop"], EngineReason.SCHEDULER_FROZEN, "leader.loop"),
     ({"leader.loop": {"phase": Phase.SERVING}}, ["leader.loop"], Reason.EVENT_LOOP_BLOCKED, "leader.loop"),
     (
         {"leader.loop": {"phase": Phase.SERVING, "thread": Thread.STOPPED}},
         ["leader.loop"],
-        Reason.SCHEDULER_FROZEN,
+        EngineReason.SCHEDULER_FROZEN,
         "leader.loop",
     ),
-    ({}, ["leader.lease"], Reason.LEASE_THREAD_DEAD, "leader.lease"),
-    ({}, ["rank1.loop"], Reason.RANK_FROZEN, "rank1.loop"),
-    ({"rank0.loop": {"phase": Phase.BOOKKEEPING}}, ["rank0.loop"], Reason.RANK_FROZEN, "rank0.loop"),
-    ({"rank0.loop": {"phase": Phase.DEVICE}}, ["rank0.loop"], Reason.DEVICE_STUCK, "rank0.device"),
-    ({"rank1.loop": {"phase": Phase.COLLECTIVE}}, ["rank1.loop"], Reason.COLLECTIVE_STUCK, "rank1.collective"),
-    ({}, ["sidecar.poller"], Reason.TRANSFER_STALLED, "sidecar.poller"),
-    ({}, ["sidecar.socket"], Reason.TRANSFER_STALLED, "sidecar.socket"),
-    ({}, ["leader.tier"], Reason.TIER_STUCK, "leader.tier"),
-    ({}, ["leader.hicache"], Reason.TIER_STUCK, "leader.hicache"),
+    ({}, ["leader.lease"], EngineReason.LEASE_THREAD_DEAD, "leader.lease"),
+    ({}, ["rank1.loop"], EngineReason.RANK_FROZEN, "rank1.loop"),
+    ({"rank0.loop": {"phase": Phase.BOOKKEEPING}}, ["rank0.loop"], EngineReason.RANK_FROZEN, "rank0.loop"),
+    ({"rank0.loop": {"phase": Phase.DEVICE}}, ["rank0.loop"], EngineReason.DEVICE_STUCK, "rank0.device"),
+    ({"rank1.loop": {"phase": Phase.COLLECTIVE}}, ["rank1.loop"], EngineReason.COLLECTIVE_STUCK, "rank1.collective"),
+    ({}, ["sidecar.poller"], EngineReason.TRANSFER_STALLED, "sidecar.poller"),
+    ({}, ["sidecar.socket"], EngineReason.TRANSFER_STALLED, "sidecar.socket"),
+    ({}, ["leader.tier"], EngineReason.TIER_STUCK, "leader.tier"),
+    ({}, ["leader.hicache"], EngineReason.TIER_STUCK, "leader.hicache"),
     ({}, ["gateway.loop"], Reason.EVENT_LOOP_BLOCKED, "gateway.loop"),
 ]
 
@@ -145,7 +147,7 @@ STALLED = [
     (
         {"leader.loop": {"pending": 3, "step": 8}, "rank0.loop": {"progress": 8}},
         ["leader.loop", "rank1.loop"],
-        Reason.RANK_FROZEN,
+        EngineReason.RANK_FROZEN,
         "rank1.loop",
     ),
     (
@@ -155,30 +157,30 @@ STALLED = [
             "rank1.device": {"pending": 3},
         },
         ["leader.loop", "rank1.loop", "rank1.device"],
-        Reason.DEVICE_STUCK,
+        EngineReason.DEVICE_STUCK,
         "rank1.device",
     ),
     (
         {"leader.loop": {"pending": 3, "step": 8}, "rank0.loop": {"progress": 8}, "rank1.loop": {"progress": 8}},
         ["leader.loop"],
-        Reason.SCHEDULER_FROZEN,
+        EngineReason.SCHEDULER_FROZEN,
         "leader.loop",
     ),
-    ({"rank0.device": {"pending": 1}}, ["rank0.device"], Reason.DEVICE_STUCK, "rank0.device"),
-    ({"rank0.collective": {"pending": 1}}, ["rank0.collective"], Reason.COLLECTIVE_STUCK, "rank0.collective"),
-    ({"sidecar.poller": {"pending": 2}}, ["sidecar.poller"], Reason.TRANSFER_STALLED, "sidecar.poller"),
-    ({"sidecar.verifier": {"pending": 2}}, ["sidecar.verifier"], Reason.TRANSFER_STALLED, "sidecar.verifier"),
-    ({"leader.tier": {"pending": 2}}, ["leader.tier"], Reason.TIER_STUCK, "leader.tier"),
-    ({"leader.hicache": {"pending": 2}}, ["leader.hicache"], Reason.TIER_STUCK, "leader.hicache"),
+    ({"rank0.device": {"pending": 1}}, ["rank0.device"], EngineReason.DEVICE_STUCK, "rank0.device"),
+    ({"rank0.collective": {"pending": 1}}, ["rank0.collective"], EngineReason.COLLECTIVE_STUCK, "rank0.collective"),
+    ({"sidecar.poller": {"pending": 2}}, ["sidecar.poller"], EngineReason.TRANSFER_STALLED, "sidecar.poller"),
+    ({"sidecar.verifier": {"pending": 2}}, ["sidecar.verifier"], EngineReason.TRANSFER_STALLED, "sidecar.verifier"),
+    ({"leader.tier": {"pending": 2}}, ["leader.tier"], EngineReason.TIER_STUCK, "leader.tier"),
+    ({"leader.hicache": {"pending": 2}}, ["leader.hicache"], EngineReason.TIER_STUCK, "leader.hicache"),
     ({"leader.accept": {"pending": 2}}, ["leader.accept"], Reason.NOT_ACCEPTING, "leader.accept"),
     ({"gateway.accept": {"pending": 2}}, ["gateway.accept"], Reason.NOT_ACCEPTING, "gateway.accept"),
     ({"leader.grpc": {"pending": 1}}, ["leader.grpc"], Reason.RPC_FROZEN, "leader.grpc"),
     ({"gateway.grpc": {"pending": 1}}, ["gateway.grpc"], Reason.RPC_FROZEN, "gateway.grpc"),
     ({"leader.queue": {"pending": 2}}, ["leader.queue"], Reason.QUEUE_STARVED, "leader.queue"),
     ({"leader.running": {"pending": 1}}, ["leader.running"], Reason.QUEUE_STARVED, "leader.running"),
-    ({"leader.lease": {"pending": 1}}, ["leader.lease"], Reason.LEASE_THREAD_DEAD, "leader.lease"),
+    ({"leader.lease": {"pending": 1}}, ["leader.lease"], EngineReason.LEASE_THREAD_DEAD, "leader.lease"),
     ({"gateway.loop": {"pending": 9}}, ["gateway.loop"], Reason.QUEUE_STARVED, "gateway.loop"),
-    ({"gateway.tokenizer": {"pending": 1}}, ["gateway.tokenizer"], Reason.TOKENIZER_STUCK, "gateway.tokenizer"),
+    ({"gateway.tokenizer": {"pending": 1}}, ["gateway.tokenizer"], GatewayReason.TOKENIZER_STUCK, "gateway.tokenizer"),
 ]
 
 
@@ -266,7 +268,7 @@ def test_who_waits_for_a_step_that_stands_is_not_to_blame(waits):
     engine.set("leader.loop", pending=1, step=8)
     engine.set("rank0.loop", progress=8)
     engine.no_progress |= {"leader.loop", "rank1.loop"}
-    assert wedged(engine.run(BUDGETS.floor_s + 2)) == (Reason.RANK_FROZEN, "rank1.loop")
+    assert wedged(engine.run(BUDGETS.floor_s + 2)) == (EngineReason.RANK_FROZEN, "rank1.loop")
 
 
 def test_one_that_is_not_in_a_long_step_has_that_steps_budget():
@@ -313,7 +315,7 @@ def test_a_long_step_keeps_its_budget_until_the_rank_has_moved_on(pending):
     engine.set("rank0.loop", pending=0)
     engine.run(1.0)
     engine.freeze("rank0.loop")  # and what it had been allowed is over with the step
-    assert wedged(engine.run(BUDGETS.floor_s + 1)) == (Reason.RANK_FROZEN, "rank0.loop")
+    assert wedged(engine.run(BUDGETS.floor_s + 1)) == (EngineReason.RANK_FROZEN, "rank0.loop")
 
 
 @pytest.mark.parametrize("phase", [Phase.STARTING, Phase.LOADING])
@@ -325,26 +327,26 @@ def test_what_a_start_has_taken_is_not_held_against_the_loop_that_begins(phase):
     assert not engine.run(5 * BUDGETS.floor_s).is_fatal
     engine.set("rank0.loop", phase=Phase.RECEIVING)
     assert not engine.run(BUDGETS.floor_s - 1).is_fatal
-    assert wedged(engine.run(2.0)) == (Reason.RANK_FROZEN, "rank0.loop")
+    assert wedged(engine.run(2.0)) == (EngineReason.RANK_FROZEN, "rank0.loop")
 
 
 def test_every_reason_of_a_wedge_is_in_a_table():
     tabled = {row[2] for row in FROZEN} | {row[2] for row in STALLED} | {Reason.START_STALLED}
     own = {Reason.DRAIN_STALLED, Reason.START_FAILED, Reason.SUPERVISOR_FAILED}  # the supervisor's
-    own |= {Reason.MEMORY_CORRUPT}  # the leader's last words: tests/engine/test_corruption.py
+    own |= {EngineReason.MEMORY_CORRUPT}  # the leader's last words: tests/engine/test_corruption.py
     deaths = {row[1] for row in DEATHS} | {Reason.THREAD_DEAD} | own
-    assert tabled | deaths == set(Reason)
+    assert tabled | deaths == {*Reason, *EngineReason, *GatewayReason}
 
 
 # -- deaths: told at once, whatever the budgets are
 
 DEATHS = [
-    (Exit("rank1", -9), Reason.RANK_DEAD, "rank1"),
-    (Exit("rank0", None, "StepDivergence", "number 7"), Reason.STEP_DIVERGENCE, "rank0"),
-    (Exit("leader", -11), Reason.LEADER_DEAD, "leader"),
-    (Exit("sidecar", 5), Reason.SIDECAR_DEAD, "sidecar"),
-    (Exit("gateway", 1), Reason.GATEWAY_DEAD, "gateway"),
-    (Exit("zygote", 1), Reason.ZYGOTE_DEAD, "zygote"),
+    (named_death(Exit("rank1", -9)), EngineReason.RANK_DEAD, "rank1"),
+    (named_death(Exit("rank0", None, "StepDivergence", "number 7")), EngineReason.STEP_DIVERGENCE, "rank0"),
+    (named_death(Exit("leader", -11)), EngineReason.LEADER_DEAD, "leader"),
+    (named_death(Exit("sidecar", 5)), EngineReason.SIDECAR_DEAD, "sidecar"),
+    (Exit("gateway", 1, GatewayReason.GATEWAY_DEAD), GatewayReason.GATEWAY_DEAD, "gateway"),
+    (named_death(Exit("zygote", 1)), EngineReason.ZYGOTE_DEAD, "zygote"),
 ]
 
 
@@ -359,7 +361,7 @@ def test_a_death_is_told_at_the_next_look(gone, reason, culprit):
 
 @pytest.mark.parametrize("fields", [{"state": State.FAILED}, {"thread": Thread.GONE}])
 @pytest.mark.parametrize(
-    ("name", "reason"), [("leader.lease", Reason.LEASE_THREAD_DEAD), ("sidecar.poller", Reason.THREAD_DEAD)]
+    ("name", "reason"), [("leader.lease", EngineReason.LEASE_THREAD_DEAD), ("sidecar.poller", Reason.THREAD_DEAD)]
 )
 def test_a_thread_that_ended_in_a_living_process_is_a_death(name, reason, fields):
     engine = Engine()
@@ -380,7 +382,7 @@ def test_who_froze_first_is_the_culprit():
     engine.freeze("sidecar.poller")
     engine.run(3)
     engine.freeze("leader.loop")
-    assert wedged(engine.run(20)) == (Reason.TRANSFER_STALLED, "sidecar.poller")
+    assert wedged(engine.run(20)) == (EngineReason.TRANSFER_STALLED, "sidecar.poller")
 
 
 # -- healthy, whatever it looks like
@@ -406,7 +408,7 @@ def test_a_step_may_take_its_factor_over_what_it_should_take():
     engine.no_progress |= {"leader.loop", "rank0.loop", "rank0.device"}
     assert not engine.run(BUDGETS.factor * expected_s).is_fatal
     told = engine.run(1)
-    assert wedged(told) == (Reason.DEVICE_STUCK, "rank0.device")
+    assert wedged(told) == (EngineReason.DEVICE_STUCK, "rank0.device")
     assert told.budget_s == BUDGETS.factor * expected_s
 
 
@@ -516,7 +518,7 @@ STARTS = {
 def test_a_start_that_stands_is_put_down_to_whom_the_others_wait_for(rows, culprit):
     watched = engine_rows(Role.DECODE, "nixl", ranks=2)
     readings = {row.name: replace(healthy_rows()[row.name], **UNBORN | rows.get(row.name, {})) for row in watched}
-    before = carry(None, Reading(0.0, readings, started=False))
+    before = carry(None, Reading(0.0, readings, started=False), watched)
     turned = {name: replace(row, ticks=row.ticks + 1) for name, row in readings.items()}
     after = Reading(BUDGETS.start_s + 1, turned, started=False)
     told = verdict(before, after, BUDGETS, watched)

@@ -45,13 +45,11 @@ EXIT_DEAD, EXIT_WEDGED = 1, 3
 EVIDENCE_S = 10.0
 # For the message, and again for the list of incidents: files of a filesystem that may hang as well.
 NOTE_S = 3.0
-# A lease thread that has not turned for so long is no reason to end anything, but one to send nobody new.
-LEASE_SILENT_S = 4.0
 # Kubernetes keeps the last 4096 bytes of a termination message.
 MAX_MESSAGE_BYTES = 4096
 # In the run directory, where no other place is named.
 TERMINATION = "termination-log"
-# A sidecar that is killed is back sooner; what is away for longer can hand nothing over.
+# A process that is started again beside others that serve is back sooner; without it the service is not whole.
 AWAY_S = 4.0
 T = TypeVar("T")
 
@@ -147,7 +145,7 @@ class Guard:
         self.accepts = [
             AcceptMarks(self.recorder.row(row.name), partial(self._pid_of, row.process))
             for row in service.watched
-            if row.frozen is Reason.NOT_ACCEPTING
+            if row.accepts
         ]
         self.draining = False
         self._drain_due: tuple[str, float, float] | None = None  # row, its budget, when that is over
@@ -202,9 +200,8 @@ class Guard:
     @property
     def is_ready(self) -> bool:
         verdict = self.watch.verdict
-        silent = self.watch.lease_silent_s > LEASE_SILENT_S
         gone = self.watch.away_s > AWAY_S
-        away = self.draining or self.collecting or self.quarantined or silent or gone
+        away = self.draining or self.collecting or self.quarantined or self.watch.is_silent or gone
         return self.watch.started and not (away or verdict.is_fatal)
 
     @property

@@ -4,7 +4,7 @@ died in the middle left behind; fails by name on a file that is no recorder of t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -13,6 +13,7 @@ from sluice_engine.health import layout
 from sluice_engine.health.layout import WORD as W
 from sluice_engine.health.layout import Blob, Field, Header, Phase, Readiness, State, StepField, Writer
 from sluice_engine.health.recorder import RecorderError
+from sluice_engine.health.watched import Watched
 
 BLOB_TRIES = 20
 
@@ -68,12 +69,20 @@ class RowReading:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """A process that has ended, as its parent saw it. `reason` and `detail`: its last words, if it had any."""
+    """A process that has ended, as its parent saw it. `reason` and `detail`: its last words, if it had any.
+    What a watch gets to see is `named`."""
 
     process: str
     status: int | None
     reason: str = ""
     detail: str = ""
+
+    def named(self, known: Container[str], otherwise: str) -> Exit:
+        """With one of the `known` reasons. If the process gave another one, it goes into the detail."""
+        if self.reason in known:
+            return self
+        detail = ": ".join(part for part in (self.reason, self.detail) if part)
+        return replace(self, reason=otherwise, detail=detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +232,7 @@ class Copy:
         return sorted(found, key=lambda event: event.at_ns)
 
 
-def carry(before: Reading | None, after: Reading) -> Reading:
+def carry(before: Reading | None, after: Reading, watched: Iterable[Watched]) -> Reading:
     """The *before* for the next verdict: every row as it is in `after`, with the moments when it last moved.
 
     Progress counts as moving while nothing is pending: what is frozen is a counter with work behind it. What the work
@@ -231,10 +240,11 @@ def carry(before: Reading | None, after: Reading) -> Reading:
     begun has no turns to miss: a start is judged as a whole.
     """
     rows = {}
+    pace = {thread.name: thread.paced_by for thread in watched}
     for name, row in after.rows.items():
         old = before.rows.get(name) if before is not None else None
         same = old is not None and old.life == row.life
-        expected = expected_ns(row, after.rows)
+        expected = expected_ns(row, after.rows, pace.get(name, ""))
         moved = {
             "ticked_s": after.at_s,
             "cpu_ticked_s": row.cpu_s,
@@ -255,18 +265,10 @@ def carry(before: Reading | None, after: Reading) -> Reading:
     return replace(after, rows=rows, loaded_s=loaded_s)
 
 
-# They sit out the step in hand.
-WAIT_FOR_STEPS = ("leader.queue", "leader.running")
-# Asked and answered by it.
-WAIT_FOR_LOOPS = ("leader.grpc", "gateway.grpc")
-
-
-def expected_ns(row: RowReading, rows: Mapping[str, RowReading]) -> int:
-    """The leader knows how long the step should take that a rank is at, and that those who wait sit out."""
-    leader = rows.get("leader.loop")
-    if leader is not None and (row.name.startswith("rank") or row.name in WAIT_FOR_STEPS):
-        return max(row.expected_ns, leader.expected_ns)
-    return row.expected_ns
+def expected_ns(row: RowReading, rows: Mapping[str, RowReading], paced_by: str) -> int:
+    """The loop that paces a row knows how long the step should take that the row carries out or waits for."""
+    pacing = rows.get(paced_by)
+    return row.expected_ns if pacing is None else max(row.expected_ns, pacing.expected_ns)
 
 
 def look_at_threads(

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from sluice_engine.health.layout import Phase, State
-from sluice_engine.health.reading import WAIT_FOR_LOOPS, WAIT_FOR_STEPS, Reading, RowReading, Thread, expected_ns
-from sluice_engine.health.watched import LEADER_LOOP, LEASE_THREAD, Reason, Watched
+from sluice_engine.health.reading import Reading, RowReading, Thread, expected_ns
+from sluice_engine.health.watched import Excuse, Reason, Watched
 
 
 class Kind(StrEnum):
@@ -91,18 +91,16 @@ def verdict(before: Reading, after: Reading, budgets: Budgets, watched: Sequence
         slowest = max([slowest, *found], key=lambda told: (told.kind is Kind.SLOW, told.age_s))
     if slowest.kind is Kind.SLOW:
         return slowest
-    # A call to itself is no work. Leases are: whoever holds one keeps records that others may wait for.
-    works = any(row.pending for row in after.rows.values() if row.name not in WAIT_FOR_LOOPS)
-    lease = after.rows.get(LEASE_THREAD.name)
-    return Verdict(Kind.PROGRESSING) if works or (lease is not None and lease.count_b) else IDLE
+    idle = {thread.name for thread in watched if not thread.is_work}
+    works = any(row.pending for row in after.rows.values() if row.name not in idle)
+    holds = any(after.rows[thread.name].count_b for thread in watched if thread.holds and thread.name in after.rows)
+    return Verdict(Kind.PROGRESSING) if works or holds else IDLE
 
 
 # A loop turns at least so often: which of two that froze within less was first cannot be told from their ticks.
 TURN_S = 1.0
 # Of its frozen time, in CPU: below it a thread was not what kept the others waiting.
 MIN_SHARE = 0.05
-_REASONS = frozenset(Reason)
-_DEATHS = {"leader": Reason.LEADER_DEAD, "sidecar": Reason.SIDECAR_DEAD, "gateway": Reason.GATEWAY_DEAD}
 
 
 def _dead_processes(after: Reading, watched: Sequence[Watched]) -> Iterable[Verdict]:
@@ -113,21 +111,13 @@ def _dead_processes(after: Reading, watched: Sequence[Watched]) -> Iterable[Verd
             (row for row in rows if row.state is State.FAILED), key=lambda row: row.phase_since_ns, default=None
         )
         status = "" if gone.status is None else f"ended with {gone.status}"
-        last_words = "" if gone.reason in _REASONS else gone.reason
-        detail = ": ".join(part for part in (status, last_words, gone.detail) if part)
+        detail = ": ".join(part for part in (status, gone.detail) if part)
         if failed is not None:
             yield Verdict(
                 Kind.DEAD, _reason_of_end(failed.name, watched), failed.name, describe_doing(failed), detail=detail
             )
             continue
-        reason = gone.reason if gone.reason in _REASONS else _reason_of_death(gone.process)
-        yield Verdict(Kind.DEAD, reason, gone.process, describe_doing(rows[0]) if rows else "", detail=detail)
-
-
-def _reason_of_death(process: str) -> str:
-    if process.startswith("rank"):
-        return Reason.RANK_DEAD
-    return _DEATHS.get(process, Reason.ZYGOTE_DEAD)
+        yield Verdict(Kind.DEAD, gone.reason, gone.process, describe_doing(rows[0]) if rows else "", detail=detail)
 
 
 def _dead_threads(before: Reading, after: Reading, watched: Sequence[Watched]) -> Iterable[Verdict]:
@@ -144,10 +134,9 @@ def _dead_threads(before: Reading, after: Reading, watched: Sequence[Watched]) -
             yield Verdict(Kind.DEAD, _reason_of_end(row.name, watched), row.name, describe_doing(row), detail=row.doing)
 
 
-def _reason_of_end(name: str, watched: Sequence[Watched]) -> Reason:
+def _reason_of_end(name: str, watched: Sequence[Watched]) -> str:
     """Of a thread."""
-    is_lease = any(thread.name == name and thread.frozen is Reason.LEASE_THREAD_DEAD for thread in watched)
-    return Reason.LEASE_THREAD_DEAD if is_lease else Reason.THREAD_DEAD
+    return next((thread.ended for thread in watched if thread.name == name), Reason.THREAD_DEAD)
 
 
 def _frozen_loops(before: Reading, after: Reading, budgets: Budgets, watched: Sequence[Watched]) -> Iterable[Verdict]:
@@ -160,7 +149,7 @@ def _frozen_loops(before: Reading, after: Reading, budgets: Budgets, watched: Se
             continue
         if not thread.ticks or old is None or row is None or not _same_life(old, row) or old.ticks != row.ticks:
             continue
-        budget = budgets.of(max(old.ticked_expected_ns, expected_ns(row, after.rows)))
+        budget = budgets.of(max(old.ticked_expected_ns, expected_ns(row, after.rows, thread.paced_by)))
         frozen.append((thread, row, after.at_s - old.ticked_s, budget, row.cpu_s - old.cpu_ticked_s))
     overdue = [loop for loop in frozen if loop[2] > loop[3]]
     if overdue:
@@ -182,16 +171,9 @@ def _frozen_loops(before: Reading, after: Reading, budgets: Budgets, watched: Se
 
 def _reason_of_frozen(thread: Watched, row: RowReading) -> tuple[str, str]:
     """(reason, culprit): where it was last says more than that it does not turn."""
-    process = thread.process
     if row.thread is Thread.STOPPED:
         return thread.frozen, row.name
-    if row.phase is Phase.DEVICE and thread.frozen is Reason.RANK_FROZEN:
-        return Reason.DEVICE_STUCK, f"{process}.device"
-    if row.phase is Phase.COLLECTIVE:
-        return Reason.COLLECTIVE_STUCK, f"{process}.collective"
-    if row.phase is Phase.SERVING and thread.frozen is Reason.SCHEDULER_FROZEN:
-        return Reason.EVENT_LOOP_BLOCKED, row.name
-    return thread.frozen, row.name
+    return thread.frozen_in.get(row.phase, (thread.frozen, row.name))
 
 
 def _frozen_work(before: Reading, after: Reading, budgets: Budgets, watched: Sequence[Watched]) -> Iterable[Verdict]:
@@ -203,39 +185,39 @@ def _frozen_work(before: Reading, after: Reading, budgets: Budgets, watched: Seq
         if not (old.pending and row.pending and old.progress == row.progress):
             continue
         age = after.at_s - old.progressed_s
-        budget = budgets.of(max(old.progressed_expected_ns, expected_ns(row, after.rows)))
-        if _is_excused(thread.name, before, after, budgets.slow * budget):
+        budget = budgets.of(max(old.progressed_expected_ns, expected_ns(row, after.rows, thread.paced_by)))
+        if _is_excused(thread, before, after, budgets.slow * budget):
             continue
-        yield from _judge(age, budget, budgets.slow, _reason_of_stalled(thread, row, after), row)
+        yield from _judge(age, budget, budgets.slow, _reason_of_stalled(thread, row, after, watched), row)
 
 
-def _is_excused(name: str, before: Reading, after: Reading, seconds: float) -> bool:
-    """Whether who waits by that row waits for its process's loop, which says who does: it does not turn; or, for
-    sequences, the step in hand stands; or, for those that run, no step is made."""
-    loop = f"{name.partition('.')[0]}.loop"
-    old, row = before.rows.get(loop), after.rows.get(loop)
-    if name not in (*WAIT_FOR_STEPS, *WAIT_FOR_LOOPS) or old is None or row is None:
+def _is_excused(thread: Watched, before: Reading, after: Reading, seconds: float) -> bool:
+    """True if the loop that this row waits for explains the standstill, as `thread.excuse` says."""
+    old, row = before.rows.get(thread.behind), after.rows.get(thread.behind)
+    if thread.excuse is Excuse.NONE or old is None or row is None:
         return False
     is_silent = old.ticks == row.ticks and after.at_s - old.ticked_s > seconds
-    if name in WAIT_FOR_LOOPS:
+    if thread.excuse is Excuse.LOOP:
         return is_silent
     has_moved = not (old.pending and row.pending and old.progress == row.progress)
     stands = not has_moved and after.at_s - old.progressed_s > seconds
-    return is_silent or (stands and (name == "leader.running" or row.progress < row.step))
+    return is_silent or (stands and (thread.excuse is Excuse.ANY_STEP or row.progress < row.step))
 
 
-def _reason_of_stalled(thread: Watched, row: RowReading, after: Reading) -> tuple[str, str]:
-    """A step that does not come back is not the leader's fault: the rank that has not answered is named."""
-    if thread.name == "leader.loop" and row.phase is not Phase.PLANNING:
-        for name, loop in after.rows.items():
-            if name.startswith("rank") and name.endswith(".loop") and loop.progress < row.step:
-                stuck = after.rows.get(name.replace(".loop", ".device"))
-                if stuck is not None and stuck.pending and loop.thread is not Thread.STOPPED:
-                    return Reason.DEVICE_STUCK, stuck.name
-                return Reason.RANK_FROZEN, name
-        if row.progress < row.step:
-            return Reason.SCHEDULER_FROZEN, row.name  # all ranks have answered
-    return thread.stalled, row.name
+def _reason_of_stalled(thread: Watched, row: RowReading, after: Reading, watched: Sequence[Watched]) -> tuple[str, str]:
+    """A step that does not come back is not the fault of the loop that sent it: the loop that has not answered is
+    named, or what that loop's thread was last in."""
+    workers = [other for other in watched if other.ticks and other.paced_by == thread.name and other.name in after.rows]
+    if not workers or row.phase is Phase.PLANNING:
+        return thread.stalled, row.name
+    for worker in workers:
+        loop = after.rows[worker.name]
+        if loop.progress < row.step:
+            reason, name = worker.frozen_in.get(Phase.DEVICE, ("", ""))
+            is_stuck = name in after.rows and after.rows[name].pending and loop.thread is not Thread.STOPPED
+            return (reason, name) if is_stuck else (worker.frozen, worker.name)
+    # All have answered.
+    return (thread.frozen if row.progress < row.step else thread.stalled), row.name
 
 
 def _stalled_start(before: Reading, after: Reading, budgets: Budgets, watched: Sequence[Watched]) -> Iterable[Verdict]:
@@ -248,19 +230,19 @@ def _stalled_start(before: Reading, after: Reading, budgets: Budgets, watched: S
 
 
 def _last_to_start(after: Reading, watched: Sequence[Watched]) -> RowReading:
-    """Who is stopped; else a leader that loads, for the others begin after it; else a process of which nothing has
-    begun; else a loop that has begun and does not turn yet, the leader's last, which waits for all; else one that has
-    not begun; else who loads; else who did something last. Threads without a loop may never begin: there are no
-    collectives where there is one rank."""
+    """The first of these that there is: a stopped one; a loop that loads and that the others begin after; a process of
+    which nothing has begun; a loop that has begun and does not turn yet, the leading one last, since it waits for all;
+    one that has not begun; one that loads; the one that did something last. Threads without a loop may never begin."""
     rows = list(after.rows.values())
     loops = [after.rows[thread.name] for thread in watched if thread.ticks and thread.name in after.rows]
     loading = [row for row in rows if row.state is State.RUNNING and row.phase is Phase.LOADING]
-    first = [row for row in loading if row.name == LEADER_LOOP.name]
+    leading = {thread.name for thread in watched if thread.leads_start}
+    first = [row for row in loading if row.name in leading]
     absent = [row for row in loops if row.state is State.ABSENT]
     begun = {row.name.partition(".")[0] for row in rows if row.state is not State.ABSENT}
     missing = [row for row in absent if row.name.partition(".")[0] not in begun]
     starting = [row for row in loops if row.state is State.RUNNING and row.phase is Phase.STARTING]
-    others = [row for row in starting if row.name != LEADER_LOOP.name]
+    others = [row for row in starting if row.name not in leading]
     stopped = [row for row in loops if row.thread is Thread.STOPPED]
     latest = max(rows, key=lambda row: row.phase_since_ns, default=RowReading("supervisor"))
     return next(iter([*stopped, *first, *missing, *others, *absent, *loading, latest]))

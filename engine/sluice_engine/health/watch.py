@@ -9,7 +9,7 @@ from sluice_engine.health.proc import look_at_thread
 from sluice_engine.health.reading import Copy, Exit, Look, Reading, RowReading, carry, look_at_threads
 from sluice_engine.health.recorder import Recorder, RecorderError
 from sluice_engine.health.verdict import IDLE, Budgets, Kind, Verdict, describe_doing, verdict
-from sluice_engine.health.watched import LEADER_LOOP, LEASE_THREAD, Watched
+from sluice_engine.health.watched import Watched
 
 PERIOD_S = 0.25
 # A reader that did not run itself for longer than this has seen nothing of what the others did meanwhile.
@@ -19,12 +19,11 @@ MAX_WINDOW_S = 3600.0
 RESTART_S = 30.0
 
 
-def _loaded(rows: Mapping[str, RowReading], begun: int) -> int:
-    """Grows while a start makes progress: bytes of weights that the leader (for the fingerprint) and the ranks have
-    read, steps of the warm-up, threads that have `begun` for the first time: one that comes back is no progress."""
-    ranks = [row for name, row in rows.items() if name.startswith("rank") and name.endswith(".loop")]
-    hashed = rows[LEADER_LOOP.name].count_a if LEADER_LOOP.name in rows else 0
-    return begun + hashed + sum(row.count_a + row.progress for row in ranks)
+def _loaded(rows: Mapping[str, RowReading], begun: int, watched: Sequence[Watched]) -> int:
+    """Grows while a start makes progress: by what the rows say they have loaded, and by threads that have `begun` for
+    the first time: one that comes back is no progress."""
+    loading = [(rows[thread.name], thread.loaded) for thread in watched if thread.name in rows]
+    return begun + sum(int(getattr(row, number)) for row, numbers in loading for number in numbers)
 
 
 def restart_budget_s(budgets: Budgets) -> float:
@@ -63,7 +62,7 @@ class Watch:
         self._observed = 0.0
         self._looked_at = clock()
         self._window_ends = 0.0
-        self.lease_silent_s = 0.0
+        self.is_silent = False  # a loop without which no new work should come has not turned for too long
         self._away: dict[str, tuple[float, float]] = {}  # process -> since its first death, since its last one
 
     def exited(self, gone: Exit) -> None:
@@ -127,15 +126,15 @@ class Watch:
         self._looked_at = now
         rows = look_at_threads(self._rows(), self._look, self._pids())
         self._begun |= {name for name, row in rows.items() if row.state is State.RUNNING}
-        self.loaded = _loaded(rows, len(self._begun))
+        self.loaded = _loaded(rows, len(self._begun), self.watched)
         after = Reading(self._observed, rows, self.started, self.loaded, exits=tuple(self._exits))
         if self.maintenance_s > 0:
             self._before = None
-        self._before = self._before or carry(None, after)
+        self._before = self._before or carry(None, after, self.watched)
         told = verdict(self._before, after, self.budgets, self.watched)
         late = self._look_for_those_away(rows)
         told = late if late is not None and not told.is_fatal else told
-        self._before = carry(self._before, after)
-        self.lease_silent_s = self._silent_s(LEASE_THREAD.name)
+        self._before = carry(self._before, after, self.watched)
+        self.is_silent = any(self._silent_s(thread.name) > thread.unready_after_s for thread in self.watched)
         self.verdict = told
         return told

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sluice_engine.health.layout import Blob
 from sluice_engine.health.recorder import Recorder, Row, unrecorded
-from sluice_engine.health.watched import SIDECAR_POLLER, SIDECAR_SOCKET, SIDECAR_VERIFIER
 from sluice_engine.transfer.pull import Pull, PullState
 from sluice_engine.transfer.puller import Puller
+from sluice_engine.watched_rows import SIDECAR_POLLER, SIDECAR_SOCKET, SIDECAR_VERIFIER
 
 MIRROR_S = 0.25
 # In a mirror of fixed size.

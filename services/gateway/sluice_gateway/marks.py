@@ -11,7 +11,7 @@ from sluice_engine import hooks
 from sluice_engine.health.layout import Blob, Phase, Writer
 from sluice_engine.health.recorder import Recorder, Row, unrecorded
 from sluice_engine.health.throughput import SURPRISE, follow
-from sluice_engine.health.watched import GATEWAY_GRPC, GATEWAY_LOOP, TOKENIZER
+from sluice_gateway.watched_rows import GATEWAY_GRPC, GATEWAY_LOOP, TOKENIZER
 
 TURN_S = 0.25
 MAX_MIRRORED, MAX_TROUBLE = 64, 200

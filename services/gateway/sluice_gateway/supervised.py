@@ -28,7 +28,6 @@ from sluice_engine.health.reading import Exit
 from sluice_engine.health.secrets import without_secrets
 from sluice_engine.health.spec import HealthSpec
 from sluice_engine.health.verdict import Verdict
-from sluice_engine.health.watched import GATEWAY_LOOP, GATEWAY_ROWS
 from sluice_engine.log import LogFormat
 from sluice_engine.outlet import heard_or_not
 from sluice_engine.processes import MAX_EVENT_BYTES, child_environment, die_with_parent, pass_on, say
@@ -44,7 +43,9 @@ from sluice_engine.supervision import (
     ports_of,
     probe_url,
     sole_user,
+    undisturbed,
 )
+from sluice_gateway.watched_rows import GATEWAY_LOOP, GATEWAY_ROWS, GatewayReason
 
 # More than a gateway's --shutdown-s usually is.
 STOP_S = 25.0
@@ -131,7 +132,7 @@ class GatewaySupervisor:
         try:
             gateway = self._gateway = await self._spawn()
         except OSError as error:  # the system has no room for another process
-            guard.exited(Exit("gateway", None, type(error).__name__, str(error)))
+            guard.exited(Exit("gateway", None, GatewayReason.GATEWAY_DEAD, f"{type(error).__name__}: {error}"))
             return guard.watch.look()
         watching = loop.create_task(guard.run())
         living = loop.create_task(self._follow(gateway))
@@ -145,7 +146,7 @@ class GatewaySupervisor:
         self._is_refused = status == REFUSED and not self.guard.watch.started
         if self._is_refused:
             return None
-        self.guard.exited(Exit("gateway", status, "", self._last_words()))
+        self.guard.exited(Exit("gateway", status, GatewayReason.GATEWAY_DEAD, self._last_words()))
         return self.guard.watch.look()
 
     def _last_words(self) -> str:
@@ -245,7 +246,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with heard_or_not():
         try:
             with sole_user(spec.run_dir):
-                return asyncio.run(_run(spec))
+                return asyncio.run(undisturbed(_run(spec)))
         except SpecError as error:
             say("died", cause=f"{type(error).__name__}: {error}")
             return REFUSED

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sluice_cli.advice import advice_on
 from sluice_cli.evidence import Evidence
 from sluice_cli.shapes import read_mirrors
 from sluice_cli.step_words import step_counts, step_tokens
-from sluice_engine.health.advice import advice_on
 from sluice_engine.health.layout import Blob, Phase, State
 from sluice_engine.health.reading import Copy, Mirror, Reading, RowReading
 from sluice_engine.health.status import describe_row
 from sluice_engine.health.verdict import Budgets, verdict
-from sluice_engine.health.watched import watched_of
+from sluice_engine.health.watched import Watched
+from sluice_engine.watched_rows import engine_rows_named
+from sluice_gateway.watched_rows import GATEWAY_ROWS
 
 STEPS, EVENTS = 10, 20
 Rows = Mapping[str, RowReading]
@@ -81,7 +83,12 @@ def guess(rows: Rows, now_ns: int) -> dict[str, object]:
         for name, row in rows.items()
     }
     after = Reading(now_ns / 1e9, rows)
-    return verdict(Reading(0.0, before), after, Budgets(), watched_of(rows)).as_dict()
+    return verdict(Reading(0.0, before), after, Budgets(), _watched(rows)).as_dict()
+
+
+def _watched(names: Iterable[str]) -> tuple[Watched, ...]:
+    names = tuple(names)
+    return (*engine_rows_named(names), *(row for row in GATEWAY_ROWS if row.name in names))
 
 
 def row_of(culprit: str, rows: Rows) -> RowReading | None:

@@ -15,7 +15,8 @@ from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.recorder import Row as Marks
 from sluice_engine.health.verdict import IDLE, Budgets, Verdict
 from sluice_engine.health.watch import PERIOD_S, Watch
-from sluice_engine.health.watched import HICACHE_CLIENT, LEADER_LOOP, LEASE_THREAD, TIER_COPIER, Watched, rank_rows
+from sluice_engine.health.watched import Watched
+from sluice_engine.watched_rows import HICACHE_CLIENT, LEADER_LOOP, LEASE_THREAD, TIER_COPIER, rank_rows
 from sluice_harness.results import Result
 from sluice_harness.rows import Outcome, Row
 

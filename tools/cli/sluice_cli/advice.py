@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sluice_engine.health.watched import Reason
+from sluice_engine.watched_rows import EngineReason
+from sluice_gateway.watched_rows import GatewayReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +17,8 @@ class Advice:
 
 
 _RESTART = "The service is started again by itself"
-ADVICE: Mapping[Reason, Advice] = {
-    Reason.SCHEDULER_FROZEN: Advice(
+ADVICE: Mapping[str, Advice] = {
+    EngineReason.SCHEDULER_FROZEN: Advice(
         "the leader's loop does not turn: it hangs in planning a step, or after all ranks have answered",
         "Read the stack of `leader.loop`; a plan that does not end is a defect: report it with the bundle.",
     ),
@@ -24,27 +26,27 @@ ADVICE: Mapping[Reason, Advice] = {
         "a callback of an event loop (leader or gateway) does not return, so nothing else of that process runs",
         "Read the stack of the loop's thread: the innermost line blocks. Look for slow disks or a stopped process.",
     ),
-    Reason.LEASE_THREAD_DEAD: Advice(
+    EngineReason.LEASE_THREAD_DEAD: Advice(
         "the thread that serves and holds leases has ended or does not turn: no handoff can begin or end",
         "Read the stack and the last events; what its peer sent last is in the leader's events.",
     ),
-    Reason.RANK_FROZEN: Advice(
+    EngineReason.RANK_FROZEN: Advice(
         "a rank does not receive, execute or report steps, though it is not in the model",
         "Look at its process: stopped by a signal, swapped out, or waiting for a lock (`rank0.proc`, `rank0.stacks`).",
     ),
-    Reason.RANK_DEAD: Advice(
+    EngineReason.RANK_DEAD: Advice(
         "a rank's process has ended, or the leader lost its connection",
         "Look at the exit status: -9 is most often the kernel's memory killer (`dmesg`); give the engine less memory.",
     ),
-    Reason.DEVICE_STUCK: Advice(
+    EngineReason.DEVICE_STUCK: Advice(
         "a step was handed to the model and did not come back within many times what it should take",
         "Look at the device (driver messages, other users of it) or, on a CPU, at who else needs the cores.",
     ),
-    Reason.COLLECTIVE_STUCK: Advice(
+    EngineReason.COLLECTIVE_STUCK: Advice(
         "a rank waits in a collective that others did not enter or did not finish",
         "Compare step number and phase of all ranks; the one that is behind is the cause. Look at the links between.",
     ),
-    Reason.TRANSFER_STALLED: Advice(
+    EngineReason.TRANSFER_STALLED: Advice(
         "the transport sidecar does not turn, or owes records and moves none",
         "Look at the peer named in the transfers and at the lane between the two; then at the sidecar's stacks.",
     ),
@@ -52,7 +54,7 @@ ADVICE: Mapping[Reason, Advice] = {
         "work waits though there is room for it and none of it is admitted, or runs and is in no step",
         "A defect of admission or scheduling: report it with the bundle (books, rooms and the last steps say why).",
     ),
-    Reason.TIER_STUCK: Advice(
+    EngineReason.TIER_STUCK: Advice(
         "copies to or from a cache tier do not move",
         "Look at the tier's storage or its server; the engine serves without the tier when it is turned off.",
     ),
@@ -68,7 +70,7 @@ ADVICE: Mapping[Reason, Advice] = {
         "what was asked to end, or an engine that was asked to drain, did not within more time than that may take",
         "Read its stack; what it was finishing is lost, and its clients have been sent elsewhere or told.",
     ),
-    Reason.TOKENIZER_STUCK: Advice(
+    GatewayReason.TOKENIZER_STUCK: Advice(
         "a prompt has been in the gateway's tokenizer pool far longer than its length explains",
         "Read the stacks of the gateway's pool threads; keep the prompt, if you may, to reproduce it.",
     ),
@@ -84,27 +86,27 @@ ADVICE: Mapping[Reason, Advice] = {
         "the supervisor itself met an error that it does not know, such as a recorder that a process has written over",
         "Read the traceback (`about.json`, and the service's log). A defect of Sluice: report it with the bundle.",
     ),
-    Reason.STEP_DIVERGENCE: Advice(
+    EngineReason.STEP_DIVERGENCE: Advice(
         "a rank was handed a step record that does not follow from the one before, and refused it",
         "Memory or the socket changed bytes, or two builds were mixed. Check the memory; report it with the bundle.",
     ),
-    Reason.MEMORY_CORRUPT: Advice(
+    EngineReason.MEMORY_CORRUPT: Advice(
         "several closed cache records of the engine changed by themselves within ten minutes",
         "Test the machine's memory (or the device's ECC counters); look for what else writes into the engine's memory.",
     ),
-    Reason.LEADER_DEAD: Advice(
+    EngineReason.LEADER_DEAD: Advice(
         "the leader's process has ended",
         "Its last words and the log name the error; -9 is most often the kernel's memory killer (`dmesg`).",
     ),
-    Reason.SIDECAR_DEAD: Advice(
+    EngineReason.SIDECAR_DEAD: Advice(
         "the transport sidecar has died too often within a minute, or could not start",
         "Read the service's log: NIXL or a lane of it is missing or fails. `--transport stream` serves without it.",
     ),
-    Reason.GATEWAY_DEAD: Advice(
+    GatewayReason.GATEWAY_DEAD: Advice(
         "the gateway's process has ended",
         "Its log names the error; -9 is most often the kernel's memory killer (`dmesg`).",
     ),
-    Reason.ZYGOTE_DEAD: Advice(
+    EngineReason.ZYGOTE_DEAD: Advice(
         "the process that all ranks are forked from has ended, and the ranks with it",
         f"{_RESTART}; when it comes back again and again, look at its log and at the memory of the machine.",
     ),
@@ -117,7 +119,7 @@ ADVICE: Mapping[Reason, Advice] = {
 
 def advice_on(reason: str) -> Advice | None:
     """None for a reason that a process gave in its own words."""
-    return ADVICE.get(Reason(reason)) if reason in set(Reason) else None
+    return ADVICE.get(reason)
 
 
 def render_table() -> str:
