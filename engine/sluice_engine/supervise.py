@@ -27,11 +27,13 @@ from sluice_engine.arguments import own_spec, parse_arguments
 from sluice_engine.child_stderr import ChildStderr, passed_on
 from sluice_engine.deaths import ChildDied, blamed, deaths_of, first_cause, has_followed
 from sluice_engine.descriptors import raise_limit
+from sluice_engine.engine_kind import engine_kind
 from sluice_engine.errors import SpecError
-from sluice_engine.health.guard import Guard, Service
+from sluice_engine.health.guard import Guard
 from sluice_engine.health.last_words import cause_of_death, clean
 from sluice_engine.health.reading import Exit
 from sluice_engine.health.secrets import without_secrets
+from sluice_engine.health.service import Service
 from sluice_engine.health.stacks import share_stacks
 from sluice_engine.health.verdict import Verdict
 from sluice_engine.model.errors import ModelError
@@ -56,7 +58,7 @@ from sluice_engine.supervision import (
 from sluice_engine.transfer.sidecar import EXIT_LEADER_GONE, EXIT_SPEC, EXIT_THREAD_DIED, EXIT_UNAVAILABLE
 from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, write_spec
 from sluice_engine.transfer.verify import VerifyLevel, VerifyPolicy
-from sluice_engine.watched_rows import LEADER_LOOP, EngineReason, engine_rows, named_death
+from sluice_engine.watched_rows import LEADER_LOOP, EngineReason
 from sluice_engine.zygote_link import ZYGOTE_START_S, ZygoteLink
 from sluice_protocol.generate import Role
 
@@ -91,7 +93,7 @@ class Supervisor:
             spec.name,
             spec.role.value,
             Path(spec.run_dir),
-            engine_rows(spec.role, spec.transport),
+            engine_kind(spec.role, spec.transport),
             self.pids,
             self._about,
             self._shared_zygote,
@@ -177,7 +179,7 @@ class Supervisor:
             return watching.result()
         await asyncio.wait(children, timeout=SETTLE_S, return_when=asyncio.ALL_COMPLETED)
         gone = blamed(Exit("leader", leader.returncode, *self._last_words.get("leader", ())))
-        self.guard.exited(named_death(self._with_last_words(gone)))
+        self.guard.exited(self._with_last_words(gone))
         watching.cancel()
         return self.guard.watch.look()
 
@@ -197,7 +199,7 @@ class Supervisor:
             if not isinstance(error, ChildDied):
                 raise error
         for gone in first_cause([error.exit for error in deaths if isinstance(error, ChildDied)]):
-            self.guard.exited(named_death(self._with_last_words(gone)))
+            self.guard.exited(self._with_last_words(gone))
         watching.cancel()
         return self.guard.watch.look()
 

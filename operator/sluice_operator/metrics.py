@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from sluice_engine.health.metrics import MetricKind, MetricSpec, Sample, exposition_of, table
+from sluice_engine.health.exposition import exposition_of
+from sluice_engine.health.metrics import MetricKind, MetricSpec, Sample
 
 Facts = Mapping[str, Any]
 G, C = MetricKind.GAUGE, MetricKind.COUNTER
@@ -83,14 +84,3 @@ METRICS: tuple[MetricSpec, ...] = (
 def exposition(facts: Facts) -> bytes:
     """Prometheus text format."""
     return exposition_of(METRICS, dict(facts), {})
-
-
-def render_markdown() -> str:
-    """The second half of docs/metrics.md."""
-    lines = [
-        "## The operator",
-        "",
-        "Generated from `sluice_operator.metrics`. Every replica answers `GET /metrics` on its probe port.",
-        "",
-    ]
-    return "\n".join([*lines, *table(METRICS)]) + "\n"

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 
 from sluice_cli.advice import ADVICE, render_table
-from sluice_engine.health.guard import Guard, Policy, Service
+from sluice_engine.engine_kind import engine_kind
+from sluice_engine.health.guard import Guard, Policy
+from sluice_engine.health.service import Service
 from sluice_engine.health.status import debug_routes, probe_routes
 from sluice_engine.health.watched import Reason
 from sluice_engine.watched_rows import EngineReason
-from sluice_gateway.watched_rows import GATEWAY_ROWS, GatewayReason
+from sluice_gateway.watched_rows import GatewayReason
+from sluice_protocol.generate import Role
 
 ROOT = Path(__file__).resolve().parents[2]
 MINE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md", "docs/gateway.md", "docs/health.md",
@@ -58,7 +61,7 @@ def test_every_reason_is_explained_and_the_table_in_the_docs_is_that_of_the_doct
 
 
 def test_the_docs_have_every_path_that_a_supervisor_answers(tmp_path):
-    guard = Guard(Service("s", "gateway", tmp_path, GATEWAY_ROWS, dict, dict), Policy())
+    guard = Guard(Service("s", "gateway", tmp_path, engine_kind(Role.DECODE, "nixl"), dict, dict), Policy())
     text = (ROOT / "docs" / "health.md").read_text()
     told = set(re.findall(r"(/(?:livez|readyz|startupz|health|status|metrics|debug/maintenance))\b", text))
     told |= {f"/debug/{name}" for name in re.search(r"`/debug/\{([a-z,]+)\}`", text)[1].split(",")}  # type: ignore[index]

@@ -16,15 +16,16 @@ import pytest
 from sluice_cli.__main__ import main
 from sluice_cli.advice import ADVICE
 from sluice_cli.evidence import EvidenceError, open_evidence
+from sluice_engine.engine_kind import engine_kind
 from sluice_engine.health import layout, stacks
 from sluice_engine.health.evidence import write_bundle
-from sluice_engine.health.layout import Blob, Phase, Writer
+from sluice_engine.health.layout import SUPERVISOR, Phase
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.stacks import STACKS_SIGNAL, answer_with_stacks
 from sluice_engine.health.verdict import Kind, Verdict
 from sluice_engine.step import Batch, RowWork, StepRecord, encode_step
-from sluice_engine.watched_rows import EngineReason, engine_rows
-from sluice_gateway.watched_rows import GATEWAY_ROWS
+from sluice_engine.watched_rows import EngineMirror, EngineReason, EngineWriter
+from sluice_gateway.watched_rows import GATEWAY_KIND, GATEWAY_MIRROR
 from sluice_protocol.generate import Role
 
 BOOKS = {
@@ -39,7 +40,7 @@ SECRET = 31337
 @pytest.fixture
 def recorder(tmp_path: Path) -> Recorder:
     """An engine whose rank has not answered its second step."""
-    made = Recorder.create(tmp_path / "recorder", [row.name for row in engine_rows(Role.DECODE, "nixl")])
+    made = Recorder.create(tmp_path / "recorder", engine_kind(Role.DECODE, "nixl").recorded)
     leader, rank, device = made.row("leader.loop"), made.row("rank0.loop"), made.row("rank0.device")
     for row in (leader, rank, device):
         row.begin(Phase.SERVING)
@@ -56,10 +57,12 @@ def recorder(tmp_path: Path) -> Recorder:
     rank.enter(Phase.DEVICE)
     device.pending(1)
     device.enter(Phase.DEVICE)
-    made.mirror(Blob.BOOKS, BOOKS)
-    made.mirror(Blob.LEASES, [{"side": "reader", "sequence": 3, "lease": "L1", "state": "pulling"}])
-    made.mirror(Blob.TRANSFERS, {"leases": 1, "in_flight": 2, "stranded": 0, "pulls": [{"lease": "L1", "done": 5}]})
-    made.event(Writer.LEADER, "readiness: ready")
+    made.mirror(EngineMirror.BOOKS, BOOKS)
+    made.mirror(EngineMirror.LEASES, [{"side": "reader", "sequence": 3, "lease": "L1", "state": "pulling"}])
+    made.mirror(
+        EngineMirror.TRANSFERS, {"leases": 1, "in_flight": 2, "stranded": 0, "pulls": [{"lease": "L1", "done": 5}]}
+    )
+    made.event(EngineWriter.LEADER, "readiness: ready")
     return made
 
 
@@ -127,8 +130,8 @@ def test_a_bare_copy_of_a_recorder_names_who_has_work_behind_it(capsys, tmp_path
 def age(copy: Path, seconds: int) -> Path:
     """The same recorder with an event so much later: what was pending has been so for that long."""
     recorder = Recorder.attach(copy)
-    recorder.event(Writer.SUPERVISOR, "still here")
-    at = layout.event_at(Writer.SUPERVISOR, 1) + layout.WORD
+    recorder.event(SUPERVISOR, "still here")
+    at = layout.event_at(0, 1) + layout.WORD
     later = int.from_bytes(recorder.view[at : at + 8], "little") + seconds * 10**9
     recorder.view[at : at + 8] = later.to_bytes(8, "little")
     return copy
@@ -170,7 +173,7 @@ def test_the_stack_is_that_of_the_culprits_thread(capsys, tmp_path, recorder, an
 def test_a_death_is_told_as_one(capsys, tmp_path, recorder):
     recorder.row("sidecar.poller").begin(Phase.POLLING)
     recorder.row("sidecar.poller").end(failed=True)
-    recorder.event(Writer.SUPERVISOR, "leader ended with -9 ")
+    recorder.event(SUPERVISOR, "leader ended with -9 ")
     verdict = Verdict(Kind.DEAD, EngineReason.LEADER_DEAD, "leader", "planning", detail="ended with -9")
     text = said(capsys, str(bundle(tmp_path, recorder, verdict)))
     assert "DEAD: LeaderDead" in text
@@ -180,13 +183,13 @@ def test_a_death_is_told_as_one(capsys, tmp_path, recorder):
 
 
 def test_a_gateway_has_findings_too(capsys, tmp_path):
-    made = Recorder.create(tmp_path / "recorder", [row.name for row in GATEWAY_ROWS])
+    made = Recorder.create(tmp_path / "recorder", GATEWAY_KIND.recorded)
     loop, tokenizer = made.row("gateway.loop"), made.row("gateway.tokenizer")
     loop.begin(Phase.SERVING)
     tokenizer.begin(Phase.ENCODING)
     tokenizer.pending(2)
     engines = [{"role": "decode", "address": "a:1", "trouble": "NoLoad"}]
-    made.mirror(Blob.GATEWAY, {"queued": 5, "running": 1, "reason": "no pair", "counters": {}, "engines": engines})
+    made.mirror(GATEWAY_MIRROR, {"queued": 5, "running": 1, "reason": "no pair", "counters": {}, "engines": engines})
     text = said(capsys, str(tmp_path / "recorder"))
     assert "requests -> gateway.tokenizer: 2 prompts in the pool" in text
     assert "requests -> engines: 5 queued; no pair" in text

@@ -15,20 +15,26 @@ from sluice_cli.__main__ import main
 from sluice_cli.diagnosis import diagnose
 from sluice_cli.doctor_words import render
 from sluice_cli.evidence import open_evidence
+from sluice_engine.engine_kind import engine_kind
 from sluice_engine.health import layout
 from sluice_engine.health.evidence import write_bundle
-from sluice_engine.health.layout import Blob, Phase, Writer
-from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.layout import Phase
+from sluice_engine.health.recorder import Recorder, RecorderNames
 from sluice_engine.health.verdict import Kind, Verdict
-from sluice_engine.watched_rows import EngineReason, engine_rows
-from sluice_gateway.watched_rows import GATEWAY_ROWS
+from sluice_engine.watched_rows import EngineMirror, EngineReason, EngineWriter
+from sluice_gateway.watched_rows import GATEWAY_KIND, GATEWAY_MIRROR
 from sluice_protocol.generate import Role
 
 BOOKS = {"ledger": {"page": {"free": 6}}, "sequences": {"decoding": 2}, "waiting": 1, "oldest_waiting_s": 4.0}
 GATEWAY = {"queued": 5, "running": 1, "reason": "", "engines": [{"role": "decode", "address": "a:1", "trouble": ""}]}
 TRANSFERS = {"leases": 1, "in_flight": 2, "stranded": 0, "pulls": [{"lease": "L1", "done": 5}]}
 LEASES = [{"side": "reader", "sequence": 3, "lease": "L1"}]
-MIRRORS = {Blob.BOOKS: BOOKS, Blob.GATEWAY: GATEWAY, Blob.TRANSFERS: TRANSFERS, Blob.LEASES: LEASES}
+MIRRORS = {
+    EngineMirror.BOOKS: BOOKS,
+    GATEWAY_MIRROR: GATEWAY,
+    EngineMirror.TRANSFERS: TRANSFERS,
+    EngineMirror.LEASES: LEASES,
+}
 ODD = [None, 3, "x", [], {}, [3], {"a": 3}, {"spec": 3}, {"spec": {"name": 3, "role": []}}, {"pulls": 3}, [[]],
        {"verdict": "wedged"}, {"ledger": {"page": 3}, "sequences": {}, "waiting": 1, "oldest_waiting_s": 4.0},
        {"ledger": {}, "sequences": {}, "waiting": 1, "oldest_waiting_s": "long"}, {"queued": 1, "running": 1,
@@ -39,14 +45,16 @@ ODD = [None, 3, "x", [], {}, [3], {"a": 3}, {"spec": 3}, {"spec": {"name": 3, "r
 @pytest.fixture
 def recorder(tmp_path: Path) -> Recorder:
     """Of a decode engine and a gateway in one: all that a doctor may have to tell of."""
-    rows = [row.name for row in (*engine_rows(Role.DECODE, "nixl"), *GATEWAY_ROWS)]
-    made = Recorder.create(tmp_path / "recorder", rows)
+    engine = engine_kind(Role.DECODE, "nixl").recorded
+    rows = (*engine.rows, *GATEWAY_KIND.recorded.rows)
+    names = RecorderNames(rows, (*engine.mirrors, GATEWAY_MIRROR), engine.writers)
+    made = Recorder.create(tmp_path / "recorder", names)
     for row in rows:
         made.row(row).begin(Phase.SERVING)
-    for blob, value in MIRRORS.items():
-        made.mirror(blob, value)
+    for mirror, value in MIRRORS.items():
+        made.mirror(mirror, value)
     made.step_sent(0, b"frame", bytes(16), 2, 1, 1000)
-    made.event(Writer.LEADER, "readiness: ready")
+    made.event(EngineWriter.LEADER, "readiness: ready")
     return made
 
 
@@ -65,15 +73,15 @@ def told_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value)[:30])
-@pytest.mark.parametrize("blob", list(MIRRORS), ids=lambda blob: blob.name)
-def test_a_mirror_of_another_shape_is_left_out_and_said(bundle: Path, recorder: Recorder, blob: Blob, value) -> None:
+@pytest.mark.parametrize("mirror", list(MIRRORS), ids=str)
+def test_a_mirror_of_another_shape_is_left_out_and_said(bundle: Path, recorder: Recorder, mirror: str, value) -> None:
     assert "damaged" not in told_of(bundle).lower()
-    recorder.mirror(blob, value)
+    recorder.mirror(mirror, value)
     (bundle / "recorder.bin").write_bytes(bytes(recorder.view))
     text = told_of(bundle)
     assert "WEDGED: DeviceStuck" in text
     if isinstance(value, int):
-        assert f"Damaged, and left out: {blob.name.lower()}" in text
+        assert f"Damaged, and left out: {mirror}" in text
 
 
 @pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value)[:30])
@@ -94,9 +102,9 @@ def test_a_document_that_is_none_is_left_out_and_said(bundle: Path, name: str, d
 
 
 def test_a_mirror_that_is_nested_too_deep_is_left_out_and_said(bundle: Path, recorder: Recorder) -> None:
-    recorder.mirror(Blob.BOOKS, "x" * (layout.BLOB_BYTES - 2))
-    at = layout.blob_at(Blob.BOOKS) + layout.BLOB_HEAD_BYTES
-    recorder.view[at : at + layout.BLOB_BYTES] = b"[" * layout.BLOB_BYTES
+    recorder.mirror(EngineMirror.BOOKS, "x" * (layout.MIRROR_BYTES - 2))
+    at = layout.mirror_at(0) + layout.MIRROR_HEAD_BYTES
+    recorder.view[at : at + layout.MIRROR_BYTES] = b"[" * layout.MIRROR_BYTES
     (bundle / "recorder.bin").write_bytes(bytes(recorder.view))
     assert "WEDGED" in told_of(bundle)
 
@@ -122,9 +130,9 @@ def test_bytes_that_have_changed_are_told_as_far_as_they_go(bundle: Path, seed: 
 
 def test_what_a_terminal_would_obey_is_told_in_letters(bundle: Path, recorder: Recorder, capsys) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\nWEDGED: forged"
-    recorder.event(Writer.LEADER, evil)
+    recorder.event(EngineWriter.LEADER, evil)
     recorder.row("leader.loop").doing(evil)
-    recorder.mirror(Blob.BOOKS, {**BOOKS, "sequences": {evil: 1}})
+    recorder.mirror(EngineMirror.BOOKS, {**BOOKS, "sequences": {evil: 1}})
     (bundle / "recorder.bin").write_bytes(bytes(recorder.view))
     (bundle / "about.json").write_text(json.dumps({"spec": {"name": evil, "role": evil}}))
     (bundle / "rank0.stacks").write_text(evil)

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from leader_double import HeldRank, PromptRank, ask, make_leader, try_to_ask, turns
 
+from sluice_engine.engine_kind import engine_kind
 from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.health.reading import Copy
 from sluice_engine.health.recorder import Recorder
@@ -231,8 +232,7 @@ async def test_a_pull_that_has_not_begun_is_never_begun_once_its_room_is_cancell
 
 
 async def test_the_recorder_has_what_is_with_the_ranks(tmp_path: Path) -> None:
-    rows = ["leader.loop", "leader.queue", "leader.running", "leader.grpc"]
-    recorder = Recorder.create(tmp_path / "recorder", rows)
+    recorder = Recorder.create(tmp_path / "recorder", engine_kind(Role.UNIFIED, "nixl").recorded)
     marks = LeaderMarks(recorder, cold_ns=1000)
     leader = make_leader(tmp_path, marks=marks)
     rank = HeldRank(leader)

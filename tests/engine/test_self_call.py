@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sluice_engine.health.layout import State
 from sluice_engine.health.reading import Copy
-from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.recorder import Recorder, RecorderNames
 from sluice_engine.self_call import SelfCall
 
 NAME = "leader.grpc"
@@ -34,7 +34,7 @@ async def until(is_so):
 
 
 async def test_each_answer_is_progress_and_the_end_is_told(tmp_path: Path):
-    recorder = Recorder.create(tmp_path / "recorder", [NAME])
+    recorder = Recorder.create(tmp_path / "recorder", RecorderNames((NAME,)))
     task = asyncio.create_task(calling(recorder))
     await until(lambda: row_of(recorder).progress > 5)
     assert row_of(recorder).state is State.RUNNING
@@ -45,7 +45,7 @@ async def test_each_answer_is_progress_and_the_end_is_told(tmp_path: Path):
 
 
 async def test_two_of_them_do_not_meet(tmp_path: Path):
-    recorders = [Recorder.create(tmp_path / name, [NAME]) for name in ("a", "b")]
+    recorders = [Recorder.create(tmp_path / name, RecorderNames((NAME,))) for name in ("a", "b")]
     tasks = [asyncio.create_task(calling(recorder)) for recorder in recorders]
     await until(lambda: all(row_of(recorder).progress > 5 for recorder in recorders))
     for task in tasks:
@@ -55,7 +55,7 @@ async def test_two_of_them_do_not_meet(tmp_path: Path):
 
 async def test_without_a_descriptor_left_it_goes_on(tmp_path: Path):
     """It has its connection from the beginning: who accepts nobody any more is named for that, and does not die."""
-    recorder = Recorder.create(tmp_path / "recorder", [NAME])
+    recorder = Recorder.create(tmp_path / "recorder", RecorderNames((NAME,)))
     task = asyncio.create_task(calling(recorder))
     await until(lambda: row_of(recorder).progress > 2)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -75,7 +75,7 @@ FROZEN = """
 import asyncio, os, sys
 from pathlib import Path
 from sluice_engine.health.reading import Copy
-from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.recorder import Recorder, RecorderNames
 from sluice_engine.self_call import SelfCall
 from sluice_faults import Action, Order, arm, place
 
@@ -83,7 +83,7 @@ NAME = "leader.grpc"
 
 async def main():
     folder = Path(sys.argv[1])
-    recorder = Recorder.create(folder / "recorder", [NAME])
+    recorder = Recorder.create(folder / "recorder", RecorderNames((NAME,)))
     row = lambda: Copy(recorder.view).rows()[NAME]
     self_call = SelfCall(recorder.row(NAME), every_s=0.05)
     await self_call.open()

@@ -9,7 +9,7 @@ import pytest
 from tls_folder import TlsFolder, authority, leaf
 
 from sluice_engine import log
-from sluice_engine.health.metrics import exposition
+from sluice_engine.health.exposition import exposition
 from sluice_engine.health.status import certificate_of
 from sluice_engine.tls import keeper as keepers
 from sluice_engine.tls.identity import IdentityInvalid, read_identity
@@ -168,7 +168,7 @@ def test_it_is_said_that_the_end_is_near_once_a_day_and_that_it_has_come(folder,
 def test_metrics_say_how_long_it_lasts_also_when_its_owner_stands_still(keeper):
     told = certificate_of(keeper.describe(), keeper.current.not_after - 77.0)
     status = {"name": "d", "role": "decode", "verdict": "idle", "rows": [], "memory_bytes": {}, "certificate": told}
-    text = exposition(status).decode()
+    text = exposition((), status).decode()
     assert f'sluice_certificate_left_seconds{{name="decode.{DOMAIN}",role="decode",service="d"}} 77.0' in text
     assert f'sluice_certificate_authority{{authority="{CA.id}",role="decode",service="d"}} 1.0' in text
     assert certificate_of(None, 0.0) is None

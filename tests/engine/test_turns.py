@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from sluice_engine import hooks
 from sluice_engine.admission import admit, pages_of_cache_alone, starving
+from sluice_engine.engine_kind import engine_kind
 from sluice_engine.health.layout import Phase as Doing
 from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.health.reading import Thread
@@ -39,7 +40,8 @@ from sluice_engine.sequence import (
 from sluice_engine.state import Plan, SchedulerState
 from sluice_engine.step import SampledRow, StepResult
 from sluice_engine.turns import PassedOver, Turns, due
-from sluice_engine.watched_rows import LEADER_GRPC, LEADER_LOOP, LEADER_QUEUE, LEADER_RUNNING
+from sluice_engine.watched_rows import LEADER_LOOP, LEADER_QUEUE, LEADER_RUNNING
+from sluice_protocol.generate import Role
 from sluice_protocol.sampling import Sampling
 from sluice_protocol.source import GrantedRecord
 from sluice_records import ChainKey, PoolPlan, RecordKind
@@ -121,7 +123,7 @@ class Told:
     """The marks and the verdict over virtual time: a step takes STEP_S, and the supervisor looks four times in it."""
 
     def __init__(self, path: Path) -> None:
-        recorder = Recorder.create(path / "recorder", [row.name for row in (*WATCHED, LEADER_GRPC)])
+        recorder = Recorder.create(path / "recorder", engine_kind(Role.UNIFIED, "nixl").recorded)
         self.now = 0.0
         self.marks = LeaderMarks(recorder)
         self.marks.begin(Doing.SERVING)

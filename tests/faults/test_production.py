@@ -13,6 +13,9 @@ import pytest
 
 from sluice_engine import hooks
 from sluice_engine.errors import SpecError
+from sluice_engine.hooks import SUPERVISOR_POINTS
+from sluice_engine.points import ENGINE_POINTS
+from sluice_gateway.points import GATEWAY_POINTS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +31,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def test_unarmed_points_are_inert():
-    for point in hooks.POINTS:
+    for point in (*ENGINE_POINTS, *GATEWAY_POINTS, *SUPERVISOR_POINTS):
         hooks.reach(point)
         assert hooks.change(point, b"abc") == b"abc"
         assert not hooks.holds(point)

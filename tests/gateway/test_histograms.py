@@ -6,7 +6,9 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from sluice_engine.health.metrics import METRICS, MetricKind, exposition_of
+from sluice_engine.health.exposition import exposition_of
+from sluice_engine.health.metrics import MetricKind
+from sluice_gateway.gateway_metrics import GATEWAY_METRICS
 from sluice_gateway.histograms import Histogram, Latencies
 from sluice_gateway.memory import MemoryEngine
 from sluice_protocol.generate import Role
@@ -14,7 +16,7 @@ from sluice_protocol.generate import Role
 
 def exported(latencies: Latencies) -> dict[str, Any]:
     """Family name -> {sample name and `le`: value}, as a scraper reads it."""
-    specs = tuple(spec for spec in METRICS if spec.kind is MetricKind.HISTOGRAM)
+    specs = tuple(spec for spec in GATEWAY_METRICS if spec.kind is MetricKind.HISTOGRAM)
     text = exposition_of(specs, {"gateway": {"histograms": latencies.report()}}, {"service": "gateway"}).decode()
     return {
         family.name: {sample.name + sample.labels.get("le", ""): sample.value for sample in family.samples}
@@ -44,7 +46,7 @@ def test_what_is_exported_is_cumulative_and_has_a_sum() -> None:
 
 def test_every_histogram_of_the_gateway_is_exported_and_none_else() -> None:
     assert len(exported(Latencies())) == len(vars(Latencies())) == 8
-    specs = tuple(spec for spec in METRICS if spec.kind is MetricKind.HISTOGRAM)
+    specs = tuple(spec for spec in GATEWAY_METRICS if spec.kind is MetricKind.HISTOGRAM)
     assert b"_bucket" not in exposition_of(specs, {}, {"service": "p"}), "an engine has none"
 
 

@@ -25,7 +25,7 @@ from sluice_gateway.prepare import THREAD_CHARACTERS
 from sluice_gateway.route import no_keys
 from sluice_gateway.settings import Settings
 from sluice_gateway.tokenizer import load_tokenizer
-from sluice_gateway.watched_rows import GATEWAY_ROWS
+from sluice_gateway.watched_rows import GATEWAY_KIND
 from sluice_protocol.generate import Role
 
 TOO_DEEP = "[" * 200_000
@@ -93,7 +93,7 @@ async def test_a_link_outlives_a_client_that_cannot_be_made() -> None:
 
 
 async def test_one_that_ends_is_the_gateways_end(tmp_path: Path) -> None:
-    recorder = Recorder.create(tmp_path / "recorder", [row.name for row in GATEWAY_ROWS])
+    recorder = Recorder.create(tmp_path / "recorder", GATEWAY_KIND.recorded)
     settings = Settings("m", "gw", Fleet(()))
     clients = MemoryFleet({}).factory
     gateway = Gateway(settings, load_tokenizer("bytes"), clients, lambda: 0.0, Random(1), no_keys, recorder=recorder)

@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from sluice_engine.health.layout import Blob, State
+from sluice_engine.health.layout import State
 from sluice_engine.health.reading import Copy, Reading, carry
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.verdict import Budgets, Kind, Verdict, verdict
 from sluice_engine.health.watched import Reason
 from sluice_gateway.marks import GatewayMarks
-from sluice_gateway.watched_rows import GATEWAY_ROWS, GatewayReason
+from sluice_gateway.watched_rows import GATEWAY_KIND, GATEWAY_MIRROR, GATEWAY_ROWS, GatewayReason
 
 REPORT = {"queued": 0, "running": 0, "counters": {}, "engines": []}
 
 
 @pytest.fixture
 def recorder(tmp_path: Path) -> Recorder:
-    return Recorder.create(tmp_path / "recorder", [row.name for row in GATEWAY_ROWS])
+    return Recorder.create(tmp_path / "recorder", GATEWAY_KIND.recorded)
 
 
 class Eye:
@@ -131,7 +131,7 @@ def test_the_report_is_mirrored_and_changes_of_engines_are_told_once(recorder: R
         marks.turn(0, 0, lambda trouble=trouble: REPORT | {"engines": [engine | {"trouble": trouble}]})  # type: ignore[misc]
     marks.turn(0, 0, lambda: REPORT)
     copy = Copy(recorder.view)
-    assert copy.mirror(Blob.GATEWAY).value == REPORT
+    assert copy.mirror(GATEWAY_MIRROR).value == REPORT
     assert [event.text for event in copy.events()] == [
         "decode a:1: NotConnected",
         "decode a:1: usable",
@@ -150,7 +150,7 @@ def test_a_large_fleet_in_trouble_fits_into_the_mirror(recorder: Recorder) -> No
     }
     engine = {"role": "prefill", "address": "10.0.0.1:65535", "health": "http://10.0.0.1:65535", "trouble": "x" * 5000}
     marks.turn(0, 0, lambda: REPORT | {"engines": [engine | {"load": load, "pid": 1 << 22}] * 1000})
-    told = Copy(recorder.view).mirror(Blob.GATEWAY).value
+    told = Copy(recorder.view).mirror(GATEWAY_MIRROR).value
     assert told["queued"] == 0
     assert len(told["engines"]) == 64
 

@@ -17,7 +17,7 @@ import pytest
 from sluice_engine.health import backlog
 from sluice_engine.health.backlog import AcceptMarks, look_at_door
 from sluice_engine.health.reading import Copy, RowReading
-from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.recorder import Recorder, RecorderNames
 
 BACKLOG = 4
 SERVER = f"""
@@ -78,7 +78,7 @@ class Watched:
     """What the recorder says of the server's row after each look."""
 
     def __init__(self, server: Server, folder: Path) -> None:
-        self.recorder = Recorder.create(folder / "recorder", ["leader.accept"])
+        self.recorder = Recorder.create(folder / "recorder", RecorderNames(("leader.accept",)))
         self.marks = AcceptMarks(self.recorder.row("leader.accept"), lambda: server.process.pid)
         self.marks.listen(server.port)
 

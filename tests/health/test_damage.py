@@ -22,14 +22,14 @@ from sluice_engine import supervise
 from sluice_engine.health import evidence
 from sluice_engine.health.guard import EXIT_DEAD, EXIT_WEDGED, Guard, Policy, Service
 from sluice_engine.health.incidents import QuarantinePolicy, read_incidents
-from sluice_engine.health.layout import WORD, Blob, Field, Header, Phase, Readiness, blob_at, row_at
+from sluice_engine.health.layout import WORD, Field, Header, Phase, Readiness, mirror_at, row_at
 from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.health.reading import Copy
 from sluice_engine.health.recorder import Recorder
 from sluice_engine.health.spec import HealthSpec
 from sluice_engine.health.verdict import Kind, Verdict
 from sluice_gateway import supervised
-from sluice_gateway.watched_rows import GATEWAY_ROWS, GatewayReason
+from sluice_gateway.watched_rows import GATEWAY_KIND, GATEWAY_MIRROR, GATEWAY_ROWS, GatewayReason
 
 ALL_ONES = (1 << 64) - 1
 
@@ -46,7 +46,7 @@ def overwrite(path: Path, at: int, value: int) -> None:
 
 
 def make_guard(run_dir: Path) -> Guard:
-    service = Service("gateway", "gateway", run_dir, GATEWAY_ROWS, dict, lambda: {"k": 1})
+    service = Service("gateway", "gateway", run_dir, GATEWAY_KIND, dict, lambda: {"k": 1})
     guard = Guard(service, Policy(quarantine=QuarantinePolicy(hold_s=0)))
     for row in GATEWAY_ROWS:
         guard.recorder.row(row.name).begin(Phase.IDLE)
@@ -75,14 +75,14 @@ def test_numbers_that_are_full_end_no_thread(tmp_path: Path) -> None:
     """A process that is started again reads what the one before it left."""
     recorder = make_guard(tmp_path).recorder
     overwrite(recorder.path, row_at(0) + 32 + Field.TICKS * WORD, ALL_ONES)
-    overwrite(recorder.path, blob_at(Blob.BOOKS), ALL_ONES)
+    overwrite(recorder.path, mirror_at(0), ALL_ONES)
     attached = Recorder.attach(recorder.path)
     row = attached.row(GATEWAY_ROWS[0].name)
     row.tick()
     row.tick()
-    attached.mirror(Blob.BOOKS, {"a": 1})
-    attached.mirror(Blob.BOOKS, {"a": 2})
-    assert Copy(recorder.view).mirror(Blob.BOOKS).value == {"a": 2}
+    attached.mirror(GATEWAY_MIRROR, {"a": 1})
+    attached.mirror(GATEWAY_MIRROR, {"a": 2})
+    assert Copy(recorder.view).mirror(GATEWAY_MIRROR).value == {"a": 2}
     assert Copy(recorder.view).rows()[row.name].ticks == 1
 
 
@@ -158,7 +158,7 @@ async def test_a_damaged_recorder_is_an_incident_of_the_supervisor(
     about = json.loads((bundle / "about.json").read_text())
     assert "Traceback" in about["traceback"]
     rows = Copy((bundle / "recorder.bin").read_bytes()).rows()
-    assert {row.name for row in guard.service.watched} == set(rows)
+    assert {row.name for row in guard.service.kind.watched} == set(rows)
     out, err = capfd.readouterr()
     assert [json.loads(line)["event"] for line in out.splitlines()][1:] == ["incident", "evidence", "died"]
     assert "Traceback" in err
@@ -260,13 +260,14 @@ async def test_a_gateway_that_cannot_be_started_is_an_incident(tmp_path: Path, m
 CUT = """
 import asyncio, os, sys
 from pathlib import Path
-from sluice_engine.health.guard import Guard, Policy, Service
+from sluice_engine.health.guard import Guard, Policy
+from sluice_engine.health.service import Service
 from sluice_engine.health.layout import Phase
 from sluice_engine.health.reading import Exit
-from sluice_gateway.watched_rows import GATEWAY_ROWS
+from sluice_gateway.watched_rows import GATEWAY_KIND, GATEWAY_ROWS
 
 async def main():
-    service = Service("gateway", "gateway", Path(sys.argv[1]), GATEWAY_ROWS, dict, dict)
+    service = Service("gateway", "gateway", Path(sys.argv[1]), GATEWAY_KIND, dict, dict)
     guard = Guard(service, Policy())
     path = guard.recorder.path
     os.truncate(path, 4096)

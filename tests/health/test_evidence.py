@@ -24,7 +24,7 @@ from sluice_engine.health.incidents import (
     read_incidents,
 )
 from sluice_engine.health.reading import Copy
-from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.recorder import Recorder, RecorderNames
 from sluice_engine.health.stacks import STACKS_SIGNAL, can_answer, collect_stacks, share_stacks
 from sluice_engine.health.verdict import Kind, Verdict
 
@@ -45,7 +45,7 @@ spins()
 
 @pytest.fixture
 def recorder(tmp_path: Path) -> Recorder:
-    return Recorder.create(tmp_path / "recorder", ["leader.loop"])
+    return Recorder.create(tmp_path / "recorder", RecorderNames(("leader.loop",)))
 
 
 @pytest.fixture

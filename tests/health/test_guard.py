@@ -11,16 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from sluice_engine.engine_kind import engine_kind
+from sluice_engine.engine_metrics import ENGINE_METRICS
 from sluice_engine.health import evidence, guard
 from sluice_engine.health.evidence import EvidenceLimits
-from sluice_engine.health.guard import EXIT_DEAD, EXIT_WEDGED, Guard, Policy, Service
+from sluice_engine.health.exposition import HEALTH_METRICS
+from sluice_engine.health.guard import EXIT_DEAD, EXIT_WEDGED, Guard, Policy
 from sluice_engine.health.incidents import QuarantinePolicy
 from sluice_engine.health.layout import Phase, Readiness
-from sluice_engine.health.metrics import METRICS
 from sluice_engine.health.reading import Exit
+from sluice_engine.health.service import Service
 from sluice_engine.health.verdict import Budgets, Kind, Verdict
 from sluice_engine.health.watched import Reason
-from sluice_engine.watched_rows import engine_rows
 from sluice_protocol.generate import Role
 
 pytestmark = pytest.mark.slow
@@ -40,11 +42,11 @@ class Scene:
     """A guard over rows that this process writes itself."""
 
     def __init__(self, tmp_path: Path, **policy: object) -> None:
-        watched = engine_rows(Role.UNIFIED, "nixl")
-        service = Service("unified-0", "unified", tmp_path, watched, lambda: {"leader": os.getpid()}, lambda: {"k": 1})
+        kind = engine_kind(Role.UNIFIED, "nixl")
+        service = Service("unified-0", "unified", tmp_path, kind, lambda: {"leader": os.getpid()}, lambda: {"k": 1})
         told = {"budgets": Budgets(floor_s=1.0), "quarantine": QuarantinePolicy(hold_s=0)} | policy
         self.guard = Guard(service, Policy(**told))  # type: ignore[arg-type]
-        self.rows = {row.name: self.guard.recorder.row(row.name) for row in watched}
+        self.rows = {row.name: self.guard.recorder.row(row.name) for row in kind.watched}
         self.frozen: set[str] = set()
 
     async def tick(self) -> None:
@@ -262,7 +264,7 @@ async def test_metrics_are_all_exported_by_the_names_of_the_table(scene: Scene) 
     status, body = await ask(scene.guard.probe_port, "/metrics")
     assert status == 200
     assert 'sluice_verdict{role="unified",service="unified-0",verdict="idle"} 1.0' in body
-    for spec in METRICS:
+    for spec in (*HEALTH_METRICS, *ENGINE_METRICS):
         assert f"# HELP {spec.name}" in body
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from sluice_engine.health.layout import State
 from sluice_engine.health.reading import Copy, Exit
-from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.recorder import Recorder, RecorderNames
 from sluice_engine.health.verdict import Budgets
 from sluice_engine.health.watch import Watch
 from sluice_engine.lease.thread import LeaseThread
@@ -22,7 +22,7 @@ from sluice_protocol.generate import Role
 @pytest.mark.timeout(60)
 async def test_a_callback_that_raises_is_named_as_the_lease_thread(tmp_path: Path) -> None:
     watched = engine_rows(Role.PREFILL, "stream")
-    recorder = Recorder.create(tmp_path / "recorder", [row.name for row in watched])
+    recorder = Recorder.create(tmp_path / "recorder", RecorderNames(tuple(row.name for row in watched)))
     rooms, loop = SimpleNamespace(sources={}, readers={}), asyncio.get_running_loop()
     died: asyncio.Future[Exception] = loop.create_future()
     row = recorder.row(LEASE_THREAD.name)

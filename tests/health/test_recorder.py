@@ -14,16 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice_engine.engine_kind import engine_kind
 from sluice_engine.health import layout
-from sluice_engine.health.layout import Blob, Field, Phase, Readiness, State, Writer
+from sluice_engine.health.layout import SUPERVISOR, Field, Phase, Readiness, State
 from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.health.reading import Copy
-from sluice_engine.health.recorder import Recorder, RecorderError, unrecorded
-from sluice_engine.watched_rows import engine_rows
+from sluice_engine.health.recorder import Recorder, RecorderError, RecorderNames, unrecorded
+from sluice_engine.watched_rows import EngineMirror, EngineWriter, engine_rows
 from sluice_gateway.watched_rows import GATEWAY_ROWS
 from sluice_protocol.generate import Role
 
-NAMES = ("leader.loop", "rank0.loop")
+NAMES = RecorderNames(("leader.loop", "rank0.loop"), ("books", "leases"), ("leader",))
 
 
 @pytest.fixture
@@ -59,41 +60,44 @@ def test_a_row_never_written_is_absent_and_an_unknown_one_is_refused(recorder: R
 
 
 def test_rows_and_blobs_of_all_do_not_overlap(recorder: Recorder) -> None:
-    every = [row.name for row in (*engine_rows(Role.DECODE, "nixl", ranks=8), *GATEWAY_ROWS)]
-    full = Recorder.create(recorder.path.with_name("full"), every)
+    rows = [row.name for row in (*engine_rows(Role.DECODE, "nixl", ranks=8), *GATEWAY_ROWS)]
+    every = [*rows, *(f"row {number}" for number in range(layout.ROWS - len(rows)))]
+    mirrors = tuple(f"mirror {number}" for number in range(layout.MIRRORS))
+    writers = tuple(f"writer {number}" for number in range(1, layout.WRITERS))
+    full = Recorder.create(recorder.path.with_name("full"), RecorderNames(tuple(every), mirrors, writers))
     for number, name in enumerate(every):
         row = full.row(name)
         row.begin()
         row.progress(number)
         row.doing("x" * 500)
-    for blob in Blob:
-        full.mirror(blob, {"blob": blob.name, "much": "y" * (layout.BLOB_BYTES - 40)})
+    for mirror in mirrors:
+        full.mirror(mirror, {"name": mirror, "much": "y" * (layout.MIRROR_BYTES - 40)})
     for number in range(3 * layout.STEPS):
         full.step_sent(number, bytes([number % 256]) * (layout.STEP_FRAME_BYTES + 100), b"c" * 16, 1, 1, 1)
-    for writer in Writer:
+    for writer in (SUPERVISOR, *writers):
         for number in range(3 * layout.EVENTS):
-            full.event(writer, f"{writer.name} {number} " + "z" * 500)
+            full.event(writer, f"{writer} {number} " + "z" * 500)
     copy = Copy(bytes(full.view))
     assert [row.progress for row in copy.rows().values()] == list(range(len(every)))
     assert all(row.doing == "x" * layout.DOING_BYTES for row in copy.rows().values())
-    assert all(copy.mirror(blob).value["blob"] == blob.name for blob in Blob)
+    assert all(copy.mirror(mirror).value["name"] == mirror for mirror in mirrors)
     assert [step.number for step in copy.steps()] == list(range(2 * layout.STEPS, 3 * layout.STEPS))
     assert all(step.frame == bytes([step.number % 256]) * layout.STEP_FRAME_BYTES for step in copy.steps())
-    assert len(copy.events()) == len(Writer) * layout.EVENTS
+    assert len(copy.events()) == layout.WRITERS * layout.EVENTS
 
 
 def test_a_mirror_that_does_not_fit_is_none(recorder: Recorder) -> None:
-    recorder.mirror(Blob.BOOKS, "x" * layout.BLOB_BYTES)
-    assert Copy(recorder.view).mirror(Blob.BOOKS).value is None
+    recorder.mirror(EngineMirror.BOOKS, "x" * layout.MIRROR_BYTES)
+    assert Copy(recorder.view).mirror(EngineMirror.BOOKS).value is None
 
 
 def test_a_writer_that_died_in_the_middle_of_a_mirror_leaves_none(recorder: Recorder) -> None:
-    recorder.mirror(Blob.BOOKS, {"fine": 1})
+    recorder.mirror(EngineMirror.BOOKS, {"fine": 1})
     numbers = recorder.view.cast("Q")
-    numbers[layout.blob_at(Blob.BOOKS) // 8] += 1
-    assert Copy(recorder.view).mirror(Blob.BOOKS).value is None
-    recorder.mirror(Blob.BOOKS, {"fine": 2})  # the next life of the writer
-    assert Copy(recorder.view).mirror(Blob.BOOKS).value == {"fine": 2}
+    numbers[layout.mirror_at(0) // 8] += 1
+    assert Copy(recorder.view).mirror(EngineMirror.BOOKS).value is None
+    recorder.mirror(EngineMirror.BOOKS, {"fine": 2})  # the next life of the writer
+    assert Copy(recorder.view).mirror(EngineMirror.BOOKS).value == {"fine": 2}
 
 
 def test_readiness_is_the_supervisors_word(recorder: Recorder) -> None:
@@ -105,11 +109,11 @@ def test_readiness_is_the_supervisors_word(recorder: Recorder) -> None:
 def test_it_survives_a_writer_that_is_killed_at_any_moment(recorder: Recorder) -> None:
     script = (
         "import sys; from pathlib import Path; from sluice_engine.health.recorder import Recorder\n"
-        "from sluice_engine.health.layout import Blob, Writer, Phase\n"
+        "from sluice_engine.health.layout import Phase\n"
         "r = Recorder.attach(Path(sys.argv[1])); row = r.row('leader.loop'); row.begin(Phase.SERVING); n = 0\n"
         "while True:\n"
-        "    n += 1; row.tick(); row.progress(n); r.mirror(Blob.BOOKS, {'n': n, 'again': n})\n"
-        "    r.event(Writer.LEADER, str(n))\n"
+        "    n += 1; row.tick(); row.progress(n); r.mirror('books', {'n': n, 'again': n})\n"
+        "    r.event('leader', str(n))\n"
         "    r.step_sent(n, b'f' * 900, b'c' * 16, n, 1, 1)\n"
     )
     for _ in range(5):
@@ -123,7 +127,7 @@ def test_it_survives_a_writer_that_is_killed_at_any_moment(recorder: Recorder) -
             child.kill()
             child.wait(10)
         copy = Copy(bytes(recorder.view))
-        told = copy.mirror(Blob.BOOKS).value
+        told = copy.mirror(EngineMirror.BOOKS).value
         assert told is None or told["n"] == told["again"]
         assert copy.rows()["leader.loop"].state is State.RUNNING
         assert all(step.tokens == step.number and step.frame == b"f" * 900 for step in copy.steps())
@@ -144,7 +148,7 @@ def test_garbage_anywhere_is_read_without_an_error_or_refused_by_name(at: int, g
         assert "magic and version" in told
         return
     copy.rows(), copy.steps(), copy.events()
-    assert [copy.mirror(blob) for blob in Blob]
+    assert [copy.mirror(name) for name in NAMES.mirrors]
 
 
 _images: list[bytes] = []
@@ -157,9 +161,9 @@ def _image() -> bytes:
         with tempfile.TemporaryDirectory() as folder:
             recorder = Recorder.create(Path(folder) / "recorder", NAMES)
             recorder.row("leader.loop").begin(Phase.SERVING)
-            recorder.mirror(Blob.BOOKS, {"a": [1, 2]})
+            recorder.mirror(EngineMirror.BOOKS, {"a": [1, 2]})
             recorder.step_sent(3, b"frame", b"chain-of-16-byte", 1, 1, 1)
-            recorder.event(Writer.LEADER, "hello")
+            recorder.event(EngineWriter.LEADER, "hello")
             _images.append(bytes(recorder.view))
     return _images[0]
 
@@ -184,7 +188,7 @@ def test_text_that_is_no_unicode_is_told_all_the_same(recorder: Recorder) -> Non
     row = recorder.row("leader.loop")
     row.begin()
     row.doing("a path \udcff")
-    recorder.event(Writer.LEADER, "died: \udcff")
+    recorder.event(EngineWriter.LEADER, "died: \udcff")
     assert Copy(recorder.view).rows()["leader.loop"].doing == "a path ?"
     assert Copy(recorder.view).events()[0].text == "died: ?"
 
@@ -199,7 +203,7 @@ def test_marks_cost_nothing_but_stores_where_nobody_watches() -> None:
 
 def test_the_queue_is_idle_or_waits_and_never_starts(tmp_path):
     """It has no loop of its own: what the leader's loop is in, it is not."""
-    recorder = Recorder.create(tmp_path / "recorder", ["leader.loop", "leader.queue", "leader.running", "leader.grpc"])
+    recorder = Recorder.create(tmp_path / "recorder", engine_kind(Role.UNIFIED, "nixl").recorded)
     marks = LeaderMarks(recorder)
     marks.begin(Phase.STARTING)
     assert Copy(recorder.view).rows()["leader.queue"].phase is Phase.IDLE
@@ -210,8 +214,8 @@ def test_the_queue_is_idle_or_waits_and_never_starts(tmp_path):
 
 
 def test_every_mirror_has_a_writer():
-    """What nobody writes tells whoever reads evidence that there was nothing to tell."""
+    """A mirror that no process writes looks to a reader of evidence as if there were nothing to report."""
     root = Path(__file__).resolve().parents[2]
-    sources = [path for folder in ("engine", "services") for path in (root / folder).rglob("*.py")]
-    written = {name for path in sources for name in re.findall(r"\.mirror\(Blob\.(\w+), ", path.read_text())}
-    assert written == {blob.name for blob in Blob}
+    sources = [path.read_text() for folder in ("engine", "services") for path in (root / folder).rglob("*.py")]
+    written = {name for text in sources for name in re.findall(r"\.mirror\((\w+|EngineMirror\.\w+), ", text)}
+    assert written >= {"GATEWAY_MIRROR", "IDENTITY", *(f"EngineMirror.{mirror.name}" for mirror in EngineMirror)}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sluice_engine.health.evidence import write_bundle
-from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.recorder import Recorder, RecorderNames
 from sluice_engine.health.secrets import without_secrets
 from sluice_engine.health.verdict import Kind, Verdict
 
@@ -38,7 +38,7 @@ def test_of_a_url_host_and_path_are_told(text: str, told: str) -> None:
 
 
 def test_no_file_of_a_bundle_has_a_secret(tmp_path: Path) -> None:
-    recorder = Recorder.create(tmp_path / "recorder", ["leader.loop"])
+    recorder = Recorder.create(tmp_path / "recorder", RecorderNames(("leader.loop",)))
     verdict = Verdict(Kind.DEAD, "OSError", "leader", detail=f"cannot reach {URL}")
     about = {"spec": {"otlp": URL}, "arguments": ["--otlp", URL, f"--otlp={URL}"], "number": 1}
     argv = [sys.executable, "-c", "input()", "--otlp", URL]

@@ -9,7 +9,7 @@ import pytest
 from sluice_engine.health.layout import Phase, State
 from sluice_engine.health.marks import LeaderMarks
 from sluice_engine.health.reading import Exit, Thread
-from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.recorder import Recorder, RecorderNames
 from sluice_engine.health.throughput import Throughput
 from sluice_engine.health.verdict import Budgets, Kind
 from sluice_engine.health.watch import MAX_WINDOW_S, PERIOD_S, RESTART_S, Watch
@@ -25,7 +25,7 @@ class Scene:
     """A supervisor that looks every PERIOD_S of virtual time, and threads that tick unless they are frozen."""
 
     def __init__(self, tmp_path: Path) -> None:
-        self.recorder = Recorder.create(tmp_path / "recorder", [row.name for row in WATCHED])
+        self.recorder = Recorder.create(tmp_path / "recorder", RecorderNames(tuple(row.name for row in WATCHED)))
         self.now = 1000.0
         self.frozen: set[str] = set()
         self.rows = {row.name: self.recorder.row(row.name) for row in WATCHED}

@@ -12,23 +12,26 @@ import promql_parser as promql
 import pytest
 import yaml
 
-from sluice_engine.health import metrics
-from sluice_engine.health.metrics import MetricKind
+from sluice_engine.engine_metrics import ENGINE_METRICS
+from sluice_engine.health.exposition import HEALTH_METRICS
+from sluice_engine.health.metrics import MetricKind, MetricSpec
 from sluice_gateway.counters import Counters
+from sluice_gateway.gateway_metrics import GATEWAY_METRICS
 from sluice_operator import metrics as operator_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "charts" / "sluice" / "monitoring"
 
 
-def _exported(spec: metrics.MetricSpec) -> list[str]:
+def _exported(spec: MetricSpec) -> list[str]:
     """The names that Prometheus knows."""
     if spec.kind is MetricKind.HISTOGRAM:
         return [f"{spec.exported}_{part}" for part in ("bucket", "sum", "count")]
     return [spec.exported]
 
 
-ALL = (*metrics.METRICS, *operator_metrics.METRICS)
+SERVICES = (*HEALTH_METRICS, *ENGINE_METRICS, *GATEWAY_METRICS)
+ALL = (*SERVICES, *operator_metrics.METRICS)
 KINDS = {
     name: MetricKind.COUNTER if spec.kind is MetricKind.HISTOGRAM else spec.kind
     for spec in ALL
@@ -47,7 +50,7 @@ TARGET = {
 }
 LABELS = {
     name: {*spec.labels, "service", "role"} | TARGET | ({"le"} if name.endswith("_bucket") else set())
-    for spec in metrics.METRICS
+    for spec in SERVICES
     for name in _exported(spec)
 } | {spec.exported: {*spec.labels} | TARGET for spec in operator_metrics.METRICS}
 RATES = {"rate", "increase", "irate"}

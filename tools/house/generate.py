@@ -12,10 +12,9 @@ from pathlib import Path
 
 import chart_values
 import dashboards
+import metrics_page
 from grpc_tools import protoc
 
-from sluice_engine.health import metrics
-from sluice_operator import metrics as operator_metrics
 from sluice_operator import reasons
 from sluice_operator.api import crd, reference
 from sluice_protocol import lease
@@ -42,7 +41,7 @@ def render_protos() -> dict[str, str]:
 def main() -> int:
     rendered = render_protos() | {
         "docs/protocol.md": lease.render_markdown(),
-        "docs/metrics.md": metrics.render_markdown() + "\n" + operator_metrics.render_markdown(),
+        "docs/metrics.md": metrics_page.render_markdown(),
         "docs/modeldeployment.md": reference.render_markdown(),
         "docs/kubernetes/troubleshooting.md": reasons.render_troubleshooting(),
         "charts/sluice-crds/templates/modeldeployments.yaml": crd.render_yaml(),

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,13 +31,14 @@ from sluice_engine.health.incidents import (
     note_incident,
     seconds_since_boot,
 )
-from sluice_engine.health.layout import FILE_NAME, Readiness, Writer
+from sluice_engine.health.layout import FILE_NAME, SUPERVISOR, Readiness
 from sluice_engine.health.reading import Copy, Exit, RowReading
-from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.recorder import Recorder, RecorderNames
+from sluice_engine.health.service import Service
 from sluice_engine.health.status import debug_routes, probe_routes
 from sluice_engine.health.verdict import Budgets, Kind, Verdict, describe_doing
 from sluice_engine.health.watch import PERIOD_S, Watch
-from sluice_engine.health.watched import Reason, Watched
+from sluice_engine.health.watched import Reason
 from sluice_engine.probes import ProbeServer
 from sluice_engine.processes import say
 
@@ -52,20 +53,6 @@ TERMINATION = "termination-log"
 # A process that is started again beside others that serve is back sooner; without it the service is not whole.
 AWAY_S = 4.0
 T = TypeVar("T")
-
-
-@dataclass
-class Service:
-    """What is guarded. `pids`: of the processes that live now. `about`: config without secrets, for a bundle. `others`:
-    pids of whom it shares with other services, whose stacks belong to the evidence all the same."""
-
-    name: str
-    role: str
-    run_dir: Path
-    watched: Sequence[Watched]
-    pids: Callable[[], Mapping[str, int]]
-    about: Callable[[], Mapping[str, object]]
-    others: Callable[[], Mapping[str, int]] = dict
 
 
 @dataclass
@@ -137,14 +124,14 @@ class Guard:
     def __init__(self, service: Service, policy: Policy, clock: Callable[[], float] = time.monotonic) -> None:
         self.service, self.policy = service, policy
         self._no_room: OSError | None = None
-        self.recorder = self._make_recorder([row.name for row in service.watched])
+        self.recorder = self._make_recorder(service.kind.recorded)
         self.readiness = Readiness.STARTING
         self.traceback = ""  # of what this supervisor met itself
         self._clock = clock
-        self.watch = Watch(self.recorder, service.watched, policy.budgets, clock, pids=service.pids)
+        self.watch = Watch(self.recorder, service.kind.watched, policy.budgets, clock, pids=service.pids)
         self.accepts = [
             AcceptMarks(self.recorder.row(row.name), partial(self._pid_of, row.process))
-            for row in service.watched
+            for row in service.kind.watched
             if row.accepts
         ]
         self.draining = False
@@ -156,14 +143,14 @@ class Guard:
         self._debug = ProbeServer(debug_routes(self), only_loopback=True)
         self.probe_port = self.debug_port = 0
 
-    def _make_recorder(self, rows: list[str]) -> Recorder:
+    def _make_recorder(self, names: RecorderNames) -> Recorder:
         """Also one that nobody shares can be told from; `start` says then that there is no room for another."""
         path = self.service.run_dir / FILE_NAME
         try:
-            return Recorder.create(path, rows)
+            return Recorder.create(path, names)
         except OSError as error:
             self._no_room = error
-            return Recorder.unshared(path, rows)
+            return Recorder.unshared(path, names)
 
     @property
     def evidence_dir(self) -> Path:
@@ -185,12 +172,13 @@ class Guard:
 
     def exited(self, gone: Exit) -> None:
         """A process has ended that should not have. What it was doing stays in its rows."""
+        gone = self.service.kind.named_death(gone)
         self.event(f"{gone.process} ended with {gone.status} {gone.reason}")
         self.watch.exited(gone)
 
     def forget(self, process: str) -> None:
         """It has ended as it may, and is started again: its rows are nobody's until then."""
-        for watched in self.service.watched:
+        for watched in self.service.kind.watched:
             if watched.process == process:
                 self.recorder.row(watched.name).forget()
         self.watch.forgot(process)
@@ -263,12 +251,12 @@ class Guard:
 
     def event(self, text: str) -> None:
         self._make_whole()
-        self.recorder.event(Writer.SUPERVISOR, text)
+        self.recorder.event(SUPERVISOR, text)
 
     def _make_whole(self) -> None:
         """Before every touch of what may lie behind a cut."""
         if (left := self.recorder.make_whole()) is not None:
-            self.recorder.event(Writer.SUPERVISOR, f"the recorder had been cut to {left} bytes")
+            self.recorder.event(SUPERVISOR, f"the recorder had been cut to {left} bytes")
             say("recorder-cut", bytes=left, path=str(self.recorder.path))
 
     # -- the watch -------------------------------------------------------------------------------------------------

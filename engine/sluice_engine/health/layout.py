@@ -2,9 +2,11 @@
 
     header   magic, version, file bytes, readiness word
     rows     ROWS of ROW_BYTES: one per watched thread: name, then the numbers of `Field`, then what it was last doing
-    blobs    one per `Blob`: a sequence lock, a length, a time, bytes (JSON)
+    mirrors  MIRRORS of them: a sequence lock, a length, a time, a name, bytes (JSON)
     steps    a ring of the last STEPS step records
-    events   one ring per `Writer` of the last EVENTS lines
+    events   one ring per writer, WRITERS of them: its name, then its last EVENTS lines
+
+Rows, mirrors and writers are named by the service whose supervisor creates the file; an empty name is an unused place.
 
 Whoever reads must take a file of another version for unreadable, not for empty.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 MAGIC = int.from_bytes(b"SLUICEFR", "little")
-VERSION = 4
+VERSION = 5
 WORD = 8
 
 
@@ -95,20 +97,14 @@ ROWS = 64
 ROWS_AT = HEADER_BYTES
 
 
-class Blob(IntEnum):
-    """Mirrors, each written by one thread: the leader's books, its rooms, the sidecar's transfers, the gateway's
-    report, whose certificate it is."""
+# Of every service: its supervisor writes lines, and it may have a certificate.
+SUPERVISOR, IDENTITY = "supervisor", "identity"
 
-    BOOKS = 0
-    LEASES = 1
-    TRANSFERS = 2
-    GATEWAY = 3
-    IDENTITY = 4
-
-
-BLOB_HEAD_BYTES = 4 * WORD  # sequence, length, at, spare
-BLOB_BYTES = 64 * 1024
-BLOBS_AT = ROWS_AT + ROWS * ROW_BYTES
+MIRRORS = 6
+MIRROR_HEAD_BYTES = 4 * WORD + NAME_BYTES  # sequence, length, at, spare, name
+MIRROR_NAME_AT = 4 * WORD
+MIRROR_BYTES = 64 * 1024
+MIRRORS_AT = ROWS_AT + ROWS * ROW_BYTES
 
 STEPS = 200
 STEP_HEAD_BYTES = 8 * WORD
@@ -130,23 +126,14 @@ class StepField(IntEnum):
 # A chunk of some thousand tokens for a sequence that begins: the step that is stuck is often the largest.
 STEP_FRAME_BYTES = 16 * 1024 - STEP_HEAD_BYTES
 STEP_BYTES = STEP_HEAD_BYTES + STEP_FRAME_BYTES
-STEPS_AT = BLOBS_AT + len(Blob) * (BLOB_HEAD_BYTES + BLOB_BYTES)
+STEPS_AT = MIRRORS_AT + MIRRORS * (MIRROR_HEAD_BYTES + MIRROR_BYTES)
 
 
-class Writer(IntEnum):
-    """Who has a ring of events."""
-
-    SUPERVISOR = 0
-    LEADER = 1
-    RANK = 2
-    SIDECAR = 3
-    GATEWAY = 4
-
-
-EVENTS, EVENT_TEXT_BYTES = 64, 192
+WRITERS, EVENTS, EVENT_TEXT_BYTES = 6, 64, 192
 EVENT_BYTES = 2 * WORD + EVENT_TEXT_BYTES  # number from 1, at, text
-EVENTS_AT = STEPS_AT + STEPS * STEP_BYTES
-FILE_BYTES = EVENTS_AT + len(Writer) * EVENTS * EVENT_BYTES
+RING_BYTES = NAME_BYTES + EVENTS * EVENT_BYTES
+RINGS_AT = STEPS_AT + STEPS * STEP_BYTES
+FILE_BYTES = RINGS_AT + WRITERS * RING_BYTES
 FILE_NAME = "recorder"
 
 
@@ -154,13 +141,18 @@ def row_at(index: int) -> int:
     return ROWS_AT + index * ROW_BYTES
 
 
-def blob_at(blob: Blob) -> int:
-    return BLOBS_AT + blob * (BLOB_HEAD_BYTES + BLOB_BYTES)
+def mirror_at(slot: int) -> int:
+    return MIRRORS_AT + slot * (MIRROR_HEAD_BYTES + MIRROR_BYTES)
 
 
 def step_at(slot: int) -> int:
     return STEPS_AT + slot * STEP_BYTES
 
 
-def event_at(writer: Writer, slot: int) -> int:
-    return EVENTS_AT + (writer * EVENTS + slot) * EVENT_BYTES
+def ring_at(writer: int) -> int:
+    """Its name is there, and its lines follow."""
+    return RINGS_AT + writer * RING_BYTES
+
+
+def event_at(writer: int, slot: int) -> int:
+    return ring_at(writer) + NAME_BYTES + slot * EVENT_BYTES

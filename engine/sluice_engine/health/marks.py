@@ -6,9 +6,10 @@ import time
 from collections import deque
 from typing import NamedTuple
 
-from sluice_engine.health.layout import Blob, Field, Phase, Readiness, Writer
+from sluice_engine.health.layout import IDENTITY, Field, Phase, Readiness
 from sluice_engine.health.recorder import Recorder, Row, unrecorded
 from sluice_engine.health.throughput import Throughput
+from sluice_engine.watched_rows import EngineMirror, EngineWriter
 
 MIRROR_S = 0.1
 
@@ -107,7 +108,7 @@ class LeaderMarks:
 
     def say(self, text: str) -> None:
         if self.recorder is not None:
-            self.recorder.event(Writer.LEADER, text)
+            self.recorder.event(EngineWriter.LEADER, text)
 
     def is_mirror_due(self) -> bool:
         return self.recorder is not None and time.monotonic_ns() - self._mirrored_ns > MIRROR_S * 1e9
@@ -115,10 +116,10 @@ class LeaderMarks:
     def mirror(self, books: object, leases: object) -> None:
         if self.recorder is not None:
             self._mirrored_ns = time.monotonic_ns()
-            self.recorder.mirror(Blob.BOOKS, books)
-            self.recorder.mirror(Blob.LEASES, leases)
+            self.recorder.mirror(EngineMirror.BOOKS, books)
+            self.recorder.mirror(EngineMirror.LEASES, leases)
 
     def identity(self, told: object) -> None:
         """Whose certificate this engine has, and until when."""
         if self.recorder is not None:
-            self.recorder.mirror(Blob.IDENTITY, told)
+            self.recorder.mirror(IDENTITY, told)

@@ -11,11 +11,11 @@ from typing import Any
 
 from sluice_engine.health import layout
 from sluice_engine.health.layout import WORD as W
-from sluice_engine.health.layout import Blob, Field, Header, Phase, Readiness, State, StepField, Writer
-from sluice_engine.health.recorder import RecorderError
+from sluice_engine.health.layout import Field, Header, Phase, Readiness, State, StepField
+from sluice_engine.health.recorder import RecorderError, mirror_slots, writer_slots
 from sluice_engine.health.watched import Watched
 
-BLOB_TRIES = 20
+MIRROR_TRIES = 20
 
 
 class Thread(StrEnum):
@@ -113,7 +113,7 @@ class StepReading:
 
 @dataclass(frozen=True, slots=True)
 class EventReading:
-    writer: Writer
+    writer: str
     number: int
     at_ns: int
     text: str
@@ -177,12 +177,16 @@ class Copy:
             numbers[Field.IDENT],
         )
 
-    def mirror(self, blob: Blob) -> Mirror:
-        at = layout.blob_at(blob)
-        base, start = at // W, at + layout.BLOB_HEAD_BYTES
-        for _ in range(BLOB_TRIES):
+    def mirror(self, name: str) -> Mirror:
+        """An empty one where the recorder has none of that name."""
+        slot = mirror_slots(self._bytes).get(name)
+        if slot is None:
+            return Mirror(0, None)
+        at = layout.mirror_at(slot)
+        base, start = at // W, at + layout.MIRROR_HEAD_BYTES
+        for _ in range(MIRROR_TRIES):
             before = self._numbers[base]
-            length, at_ns = min(self._numbers[base + 1], layout.BLOB_BYTES), self._numbers[base + 2]
+            length, at_ns = min(self._numbers[base + 1], layout.MIRROR_BYTES), self._numbers[base + 2]
             data = bytes(self._bytes[start : start + length])
             if before and before % 2 == 0 and self._numbers[base] == before:
                 try:
@@ -222,9 +226,9 @@ class Copy:
     def events(self) -> list[EventReading]:
         """Of all writers, in order of time."""
         found = []
-        for writer in Writer:
+        for writer, ring in writer_slots(self._bytes).items():
             for slot in range(layout.EVENTS):
-                at = layout.event_at(writer, slot)
+                at = layout.event_at(ring, slot)
                 number, at_ns = self._numbers[at // W], self._numbers[at // W + 1]
                 if number:
                     text = _text(self._bytes[at + 2 * W : at + layout.EVENT_BYTES])

@@ -1,6 +1,6 @@
 """Writing to the flight recorder. Writers only store: no lock, no call that can block, nothing to be in the middle of.
 
-The supervisor creates the file and names its rows; other processes attach. A row has one writer, its thread.
+The supervisor creates the file and names what is in it; other processes attach. A row has one writer, its thread.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from sluice_engine.health import layout
+from sluice_engine.health.layout import SUPERVISOR, Field, Header, Phase, Readiness, State, StepField
 from sluice_engine.health.layout import WORD as W
-from sluice_engine.health.layout import Blob, Field, Header, Phase, Readiness, State, StepField, Writer
 
 # What a word holds.
 MASK = (1 << 64) - 1
@@ -110,6 +111,30 @@ def rows_of(path: Path, *names: str) -> tuple[Row, ...]:
     return tuple(recorder.row(name) for name in names)
 
 
+@dataclass(frozen=True, slots=True)
+class RecorderNames:
+    """What a recorder has: rows, documents that are mirrored in it, and writers of lines beside the supervisor."""
+
+    rows: tuple[str, ...]
+    mirrors: tuple[str, ...] = ()
+    writers: tuple[str, ...] = ()
+
+    def places(self) -> Iterator[tuple[int, str]]:
+        """(where in the file, name) of each. Raises RecorderError for one that does not fit."""
+        kinds: tuple[tuple[str, tuple[str, ...], int, Callable[[int], int]], ...] = (
+            ("row", self.rows, layout.ROWS, layout.row_at),
+            ("mirror", self.mirrors, layout.MIRRORS, lambda slot: layout.mirror_at(slot) + layout.MIRROR_NAME_AT),
+            ("writer", (SUPERVISOR, *self.writers), layout.WRITERS, layout.ring_at),
+        )
+        for kind, names, places, place in kinds:
+            if len(names) > places or len(set(names)) != len(names):
+                raise RecorderError(f"{len(names)} {kind}s of {places}, each name once")
+            for index, name in enumerate(names):
+                if not 0 < len(name.encode()) <= layout.NAME_BYTES:
+                    raise RecorderError(f"{kind} name {name!r}: 1 to {layout.NAME_BYTES} bytes")
+                yield place(index), name
+
+
 class Recorder:
     """A mapping of the file. Close nothing: the mapping ends with the process."""
 
@@ -117,17 +142,16 @@ class Recorder:
         self.path = path
         # Its creator's.
         self._fd = -1
-        self._names: list[str] = []
+        self._names: RecorderNames | None = None
         self._bytes = memoryview(mapped)
         self._numbers = self._bytes.cast("Q")
-        self._next_event = dict.fromkeys(Writer, 0)
+        self._mirrors: dict[str, int] = {}
+        self._writers: dict[str, int] = {}
+        self._next_event: dict[str, int] = {}
 
     @classmethod
-    def create(cls, path: Path, rows: Iterable[str]) -> Recorder:
+    def create(cls, path: Path, names: RecorderNames) -> Recorder:
         """A fresh file at `path`; a mapping of an older one keeps living on its own, unseen."""
-        names = list(rows)
-        if len(names) > layout.ROWS or len(set(names)) != len(names):
-            raise RecorderError(f"{len(names)} rows of {layout.ROWS}, each name once")
         fresh = path.with_suffix(".new")
         fresh.unlink(missing_ok=True)
         fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -144,21 +168,27 @@ class Recorder:
         return recorder
 
     @classmethod
-    def unshared(cls, path: Path, rows: Iterable[str]) -> Recorder:
+    def unshared(cls, path: Path, names: RecorderNames) -> Recorder:
         """For a supervisor that has no room for the file at `path`, and has to say so."""
         recorder = cls(path, mmap.mmap(-1, layout.FILE_BYTES))
-        recorder._name(list(rows))
+        recorder._name(names)
         return recorder
 
-    def _name(self, names: list[str]) -> None:
+    def _name(self, names: RecorderNames) -> None:
         self._names = names
         _write_names(self._bytes, names)
+        self._find_names()
+
+    def _find_names(self) -> None:
+        """Once: whatever is written over the file later, this process knows its places."""
+        self._mirrors, self._writers = mirror_slots(self._bytes), writer_slots(self._bytes)
+        self._next_event = dict.fromkeys(self._writers, 0)
 
     def copied(self) -> bytes:
         """The whole file as it is just now. Its creator's has the header and the names that it was given: what is left
         of one that somebody has written over can be read."""
         copy = bytearray(self._bytes)
-        if self._names:
+        if self._names is not None:
             _write_names(memoryview(copy), self._names)
         return bytes(copy)
 
@@ -184,6 +214,7 @@ class Recorder:
         told = recorder._numbers[Header.MAGIC], recorder._numbers[Header.VERSION]
         if told != (layout.MAGIC, layout.VERSION):
             raise RecorderError(f"{path}: magic and version are {told}, not {(layout.MAGIC, layout.VERSION)}")
+        recorder._find_names()
         return recorder
 
     def row(self, name: str) -> Row:
@@ -214,13 +245,16 @@ class Recorder:
     def readiness(self, word: Readiness) -> None:
         self._numbers[Header.READINESS] = word
 
-    def mirror(self, blob: Blob, value: object) -> None:
-        """JSON; what does not fit is told as such. An odd sequence number means: being written."""
+    def mirror(self, name: str, value: object) -> None:
+        """JSON; what does not fit is told as such. An odd sequence number means: being written. Raises RecorderError
+        when the file has no mirror of that name."""
         data = json.dumps(value, separators=(",", ":")).encode()
-        if len(data) > layout.BLOB_BYTES:
+        if len(data) > layout.MIRROR_BYTES:
             data = json.dumps({"too_long": len(data)}).encode()
-        at = layout.blob_at(blob)
-        base, start = at // W, at + layout.BLOB_HEAD_BYTES
+        if name not in self._mirrors:
+            raise RecorderError(f"{self.path}: no mirror {name!r}")
+        at = layout.mirror_at(self._mirrors[name])
+        base, start = at // W, at + layout.MIRROR_HEAD_BYTES
         sequence = self._numbers[base] | 1  # a writer that died in the middle left it odd
         self._numbers[base] = sequence
         self._bytes[start : start + len(data)] = data
@@ -228,7 +262,7 @@ class Recorder:
         self._numbers[base] = sequence + 1 & MASK
 
     def step_sent(self, number: int, frame: bytes, chain: bytes, tokens: int, rows: int, expected_ns: int) -> None:
-        """A step record leaves for the ranks. The number is stored last: until then the slot reads as empty."""
+        """A step record leaves. The number is stored last: until then the slot reads as empty."""
         at = layout.step_at(number % layout.STEPS)
         put, base = self._numbers, at // W
         put[base + StepField.NUMBER] = 0
@@ -245,10 +279,13 @@ class Recorder:
         base = layout.step_at(number % layout.STEPS) // W
         self._numbers[base + StepField.DONE_AT] = time.monotonic_ns()
 
-    def event(self, writer: Writer, text: str) -> None:
-        """A line into the writer's ring; from one thread of its process, or under its interpreter lock."""
+    def event(self, writer: str, text: str) -> None:
+        """A line into the writer's ring; from one thread of its process, or under its interpreter lock. Raises
+        RecorderError when the file has no such writer."""
+        if writer not in self._writers:
+            raise RecorderError(f"{self.path}: no writer {writer!r}")
         number = self._next_event[writer] = self._next_event[writer] + 1
-        at = layout.event_at(writer, number % layout.EVENTS)
+        at = layout.event_at(self._writers[writer], number % layout.EVENTS)
         data = text.encode(errors="replace")[: layout.EVENT_TEXT_BYTES].ljust(layout.EVENT_TEXT_BYTES, b"\0")
         base, start = at // W, at + 2 * W
         self._numbers[base] = 0
@@ -257,13 +294,26 @@ class Recorder:
         self._numbers[base] = number
 
 
-def _write_names(memory: memoryview, names: list[str]) -> None:
+def mirror_slots(memory: memoryview) -> dict[str, int]:
+    """Name -> slot, of the mirrors of a recorder's bytes."""
+    places = (layout.mirror_at(slot) + layout.MIRROR_NAME_AT for slot in range(layout.MIRRORS))
+    return _slots(memory, places)
+
+
+def writer_slots(memory: memoryview) -> dict[str, int]:
+    """Name -> slot, of the writers of a recorder's bytes."""
+    return _slots(memory, (layout.ring_at(slot) for slot in range(layout.WRITERS)))
+
+
+def _slots(memory: memoryview, places: Iterable[int]) -> dict[str, int]:
+    names = [bytes(memory[at : at + layout.NAME_BYTES]).split(b"\0", 1)[0].decode(errors="replace") for at in places]
+    return {name: slot for slot, name in enumerate(names) if name}
+
+
+def _write_names(memory: memoryview, names: RecorderNames) -> None:
     """The header last."""
-    for index, name in enumerate(names):
-        data = name.encode()
-        if not 0 < len(data) <= layout.NAME_BYTES:
-            raise RecorderError(f"row name {name!r}: 1 to {layout.NAME_BYTES} bytes")
-        memory[layout.row_at(index) : layout.row_at(index) + layout.NAME_BYTES] = data.ljust(layout.NAME_BYTES, b"\0")
+    for at, name in names.places():
+        memory[at : at + layout.NAME_BYTES] = name.encode().ljust(layout.NAME_BYTES, b"\0")
     numbers = memory.cast("Q")
     numbers[Header.VERSION], numbers[Header.FILE_BYTES] = layout.VERSION, layout.FILE_BYTES
     numbers[Header.MAGIC] = layout.MAGIC

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sluice_engine.health.layout import Blob, State
+from sluice_engine.health.layout import IDENTITY, State
 from sluice_engine.health.proc import look_at_thread
 from sluice_engine.health.reading import Copy, RowReading, look_at_threads
 from sluice_engine.health.stacks import collect_stacks
@@ -66,9 +66,9 @@ def debug_routes(guard: Guard) -> Mapping[str, Route]:
         guard.event(f"maintenance window of {granted:.0f} s")
         return json_answer(200, {"maintenance_s": granted})
 
-    def mirror(blob: Blob) -> Route:
+    def mirror(name: str) -> Route:
         def told(_: Query) -> Answer:
-            found = Copy(guard.recorder.view).mirror(blob)
+            found = Copy(guard.recorder.view).mirror(name)
             age = (time.monotonic_ns() - found.at_ns) / 1e9 if found.at_ns else None
             return json_answer(200, {"age_s": age, "value": found.value})
 
@@ -77,9 +77,7 @@ def debug_routes(guard: Guard) -> Mapping[str, Route]:
     return {
         "GET /debug/verdict": lambda _: json_answer(200, verdict_of(guard)),
         "GET /debug/rows": lambda _: json_answer(200, rows_of(guard)),
-        "GET /debug/ledger": mirror(Blob.BOOKS),
-        "GET /debug/leases": mirror(Blob.LEASES),
-        "GET /debug/transfers": mirror(Blob.TRANSFERS),
+        **{f"GET /debug/{path}": mirror(name) for path, name in guard.service.kind.debug.items()},
         "GET /debug/steps": lambda _: json_answer(200, steps_of(guard)),
         "GET /debug/events": lambda _: json_answer(200, events_of(guard)),
         "GET /debug/stacks": stacks,
@@ -103,18 +101,14 @@ def verdict_of(guard: Guard) -> dict[str, Any]:
 def status_of(guard: Guard) -> dict[str, Any]:
     """One service, for `sluice status` and the status page: no prompts in it."""
     copy = Copy(guard.recorder.view)
-    books = copy.mirror(Blob.BOOKS)
     return verdict_of(guard) | {
         "ready": guard.is_ready,
         "message": str(guard.watch.verdict),
         "pids": dict(guard.service.pids()),
         "memory_bytes": {name: resident_bytes(pid) for name, pid in guard.service.pids().items()},
         "rows": rows_of(guard),
-        "books": books.value,
-        "books_age_s": _age(books.at_ns, time.monotonic_ns()),
-        "transfers": without_pulls(copy.mirror(Blob.TRANSFERS).value),
-        "gateway": copy.mirror(Blob.GATEWAY).value,
-        "certificate": certificate_of(copy.mirror(Blob.IDENTITY).value, time.time()),
+        **guard.service.kind.report(copy, time.monotonic_ns()),
+        "certificate": certificate_of(copy.mirror(IDENTITY).value, time.time()),
         "events": events_of(guard)[-EVENTS_TOLD:],
         "debug_port": guard.debug_port,
     }
@@ -138,10 +132,10 @@ def describe_row(row: RowReading, now_ns: int) -> dict[str, Any]:
         "ticks": row.ticks,
         "progress": row.progress,
         "pending": row.pending,
-        "pending_s": _age(row.pending_since_ns, now_ns),
+        "pending_s": age_s(row.pending_since_ns, now_ns),
         "step": row.step,
         "phase": row.phase.name.lower() if row.state is not State.ABSENT else "",
-        "phase_s": _age(row.phase_since_ns, now_ns),
+        "phase_s": age_s(row.phase_since_ns, now_ns),
         "expected_s": round(row.expected_ns / 1e9, 6),
         "count_a": row.count_a,
         "count_b": row.count_b,
@@ -160,15 +154,16 @@ def steps_of(guard: Guard) -> list[dict[str, Any]]:
 def events_of(guard: Guard) -> list[dict[str, Any]]:
     now = time.monotonic_ns()
     return [
-        {"writer": event.writer.name.lower(), "age_s": _age(event.at_ns, now), "text": event.text}
+        {"writer": event.writer, "age_s": age_s(event.at_ns, now), "text": event.text}
         for event in Copy(guard.recorder.view).events()
     ]
 
 
 def metrics_of(guard: Guard) -> Answer:
-    from sluice_engine.health.metrics import exposition
+    from sluice_engine.health.exposition import exposition
 
-    return Answer(200, exposition(status_of(guard)), "text/plain; version=0.0.4; charset=utf-8")
+    text = exposition(guard.service.kind.metrics, status_of(guard))
+    return Answer(200, text, "text/plain; version=0.0.4; charset=utf-8")
 
 
 def resident_bytes(pid: int) -> int:
@@ -183,9 +178,6 @@ def certificate_of(told: Any, now: float) -> dict[str, Any] | None:
     return {**told, "left_s": round(told["not_after"] - now, 3)} if isinstance(told, dict) else None
 
 
-def without_pulls(transfers: Any) -> Any:
-    return {key: value for key, value in transfers.items() if key != "pulls"} if isinstance(transfers, dict) else None
-
-
-def _age(at_ns: int, now_ns: int) -> float | None:
+def age_s(at_ns: int, now_ns: int) -> float | None:
+    """Seconds from one time to another, both CLOCK_MONOTONIC in ns; None if the first never came."""
     return round((now_ns - at_ns) / 1e9, 3) if at_ns else None

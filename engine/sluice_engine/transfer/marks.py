@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from sluice_engine.health.layout import Blob
 from sluice_engine.health.recorder import Recorder, Row, unrecorded
 from sluice_engine.transfer.pull import Pull, PullState
 from sluice_engine.transfer.puller import Puller
-from sluice_engine.watched_rows import SIDECAR_POLLER, SIDECAR_SOCKET, SIDECAR_VERIFIER
+from sluice_engine.watched_rows import SIDECAR_POLLER, SIDECAR_SOCKET, SIDECAR_VERIFIER, EngineMirror
 
 MIRROR_S = 0.25
 # In a mirror of fixed size.
@@ -37,7 +36,7 @@ class SidecarMarks:
         row.pending(sum(now >= pull.deadline and _is_waited_for(pull) for pull in puller.pulls))
         if self._recorder is not None and now - self._mirrored >= MIRROR_S:
             self._mirrored = now
-            self._recorder.mirror(Blob.TRANSFERS, describe(puller, now))
+            self._recorder.mirror(EngineMirror.TRANSFERS, describe(puller, now))
 
 
 def describe(puller: Puller, now: float) -> dict[str, object]:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sluice_engine import hooks
-from sluice_engine.health.layout import Blob, Phase, Writer
+from sluice_engine.health.layout import IDENTITY, Phase
 from sluice_engine.health.recorder import Recorder, Row, unrecorded
 from sluice_engine.health.throughput import SURPRISE, follow
-from sluice_gateway.watched_rows import GATEWAY_GRPC, GATEWAY_LOOP, TOKENIZER
+from sluice_gateway.watched_rows import GATEWAY_GRPC, GATEWAY_LOOP, GATEWAY_MIRROR, TOKENIZER
 
 TURN_S = 0.25
 MAX_MIRRORED, MAX_TROUBLE = 64, 200
@@ -65,21 +65,21 @@ class GatewayMarks:
         if self._recorder is not None:
             told = report()
             self._tell_changes(self._recorder, told["engines"])
-            self._recorder.mirror(Blob.GATEWAY, {**told, "engines": _short(told["engines"])})
+            self._recorder.mirror(GATEWAY_MIRROR, {**told, "engines": _short(told["engines"])})
 
     def identity(self, told: Mapping[str, Any]) -> None:
         """Whose certificate this gateway has, and until when."""
         if self._recorder is not None:
-            self._recorder.mirror(Blob.IDENTITY, told)
+            self._recorder.mirror(IDENTITY, told)
 
     def _tell_changes(self, recorder: Recorder, engines: list[Mapping[str, Any]]) -> None:
         """One line per engine that came, went, or is in another trouble than before."""
         now = {f"{engine['role']} {engine['address']}": str(engine["trouble"]) for engine in engines}
         for name in now.keys() | self._troubles.keys():
             if name not in now:
-                recorder.event(Writer.GATEWAY, f"{name}: left the fleet")
+                recorder.event(GATEWAY_MIRROR, f"{name}: left the fleet")
             elif now[name] != self._troubles.get(name):
-                recorder.event(Writer.GATEWAY, f"{name}: {now[name] or 'usable'}")
+                recorder.event(GATEWAY_MIRROR, f"{name}: {now[name] or 'usable'}")
         self._troubles = now
 
     async def tokenize(self, characters: int, work: Callable[[], T]) -> T:

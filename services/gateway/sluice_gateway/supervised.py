@@ -22,10 +22,11 @@ from sluice_engine import hooks
 from sluice_engine.child_stderr import ChildStderr, passed_on
 from sluice_engine.descriptors import raise_limit
 from sluice_engine.errors import SpecError
-from sluice_engine.health.guard import Guard, Service
+from sluice_engine.health.guard import Guard
 from sluice_engine.health.last_words import cause_of_death, clean
 from sluice_engine.health.reading import Exit
 from sluice_engine.health.secrets import without_secrets
+from sluice_engine.health.service import Service
 from sluice_engine.health.spec import HealthSpec
 from sluice_engine.health.verdict import Verdict
 from sluice_engine.log import LogFormat
@@ -45,7 +46,7 @@ from sluice_engine.supervision import (
     sole_user,
     undisturbed,
 )
-from sluice_gateway.watched_rows import GATEWAY_LOOP, GATEWAY_ROWS, GatewayReason
+from sluice_gateway.watched_rows import GATEWAY_KIND, GATEWAY_LOOP
 
 # More than a gateway's --shutdown-s usually is.
 STOP_S = 25.0
@@ -74,7 +75,7 @@ class GatewaySupervisor:
         self._is_refused = False
         self._said = passed_on(log_format_of(spec.arguments), spec.name, "gateway")
         self._stderr: ChildStderr | None = None
-        service = Service(spec.name, "gateway", spec.run_dir, GATEWAY_ROWS, self.pids, self._about)
+        service = Service(spec.name, "gateway", spec.run_dir, GATEWAY_KIND, self.pids, self._about)
         self.guard = Guard(service, policy_of(spec.health))
 
     def pids(self) -> dict[str, int]:
@@ -132,7 +133,7 @@ class GatewaySupervisor:
         try:
             gateway = self._gateway = await self._spawn()
         except OSError as error:  # the system has no room for another process
-            guard.exited(Exit("gateway", None, GatewayReason.GATEWAY_DEAD, f"{type(error).__name__}: {error}"))
+            guard.exited(Exit("gateway", None, type(error).__name__, str(error)))
             return guard.watch.look()
         watching = loop.create_task(guard.run())
         living = loop.create_task(self._follow(gateway))
@@ -146,7 +147,7 @@ class GatewaySupervisor:
         self._is_refused = status == REFUSED and not self.guard.watch.started
         if self._is_refused:
             return None
-        self.guard.exited(Exit("gateway", status, GatewayReason.GATEWAY_DEAD, self._last_words()))
+        self.guard.exited(Exit("gateway", status, "", self._last_words()))
         return self.guard.watch.look()
 
     def _last_words(self) -> str:

@@ -11,13 +11,13 @@ from sluice_cli.advice import advice_on
 from sluice_cli.evidence import Evidence
 from sluice_cli.shapes import read_mirrors
 from sluice_cli.step_words import step_counts, step_tokens
-from sluice_engine.health.layout import Blob, Phase, State
+from sluice_engine.health.layout import Phase, State
 from sluice_engine.health.reading import Copy, Mirror, Reading, RowReading
 from sluice_engine.health.status import describe_row
 from sluice_engine.health.verdict import Budgets, verdict
 from sluice_engine.health.watched import Watched
-from sluice_engine.watched_rows import engine_rows_named
-from sluice_gateway.watched_rows import GATEWAY_ROWS
+from sluice_engine.watched_rows import EngineMirror, engine_rows_named
+from sluice_gateway.watched_rows import GATEWAY_MIRROR, GATEWAY_ROWS
 
 STEPS, EVENTS = 10, 20
 Rows = Mapping[str, RowReading]
@@ -30,7 +30,7 @@ def diagnose(evidence: Evidence, show_tokens: bool = False) -> dict[str, Any]:
     told = evidence.verdict or guess(rows, now)
     about = evidence.about or {}
     spec = about.get("spec") or {}
-    books, gateway = mirrors[Blob.BOOKS], mirrors[Blob.GATEWAY]
+    books, gateway = mirrors[EngineMirror.BOOKS], mirrors[GATEWAY_MIRROR]
     culprit = row_of(str(told["culprit"]), rows)
     advice = advice_on(str(told["reason"]))
     return {
@@ -50,12 +50,12 @@ def diagnose(evidence: Evidence, show_tokens: bool = False) -> dict[str, Any]:
         "absent": [row.name for row in rows.values() if row.state is State.ABSENT],
         "books": books.value,
         "books_age_s": _age(books.at_ns, now),
-        "rooms": mirrors[Blob.LEASES].value or [],
-        "transfers": mirrors[Blob.TRANSFERS].value,
+        "rooms": mirrors[EngineMirror.LEASES].value or [],
+        "transfers": mirrors[EngineMirror.TRANSFERS].value,
         "gateway": gateway.value,
         "steps": [_step(step, now, show_tokens) for step in copy.steps()[-STEPS:]],
         "events": [
-            {"writer": event.writer.name.lower(), "age_s": _age(event.at_ns, now), "text": event.text}
+            {"writer": event.writer, "age_s": _age(event.at_ns, now), "text": event.text}
             for event in copy.events()[-EVENTS:]
         ],
         "stack": stack_of(str(told["culprit"]), culprit, evidence.stacks),
@@ -63,7 +63,7 @@ def diagnose(evidence: Evidence, show_tokens: bool = False) -> dict[str, Any]:
     }
 
 
-def taken_at(copy: Copy, mirrors: Mapping[Blob, Mirror]) -> int:
+def taken_at(copy: Copy, mirrors: Mapping[str, Mirror]) -> int:
     """CLOCK_MONOTONIC of the newest mark in it, ns: a copy does not know when it was made."""
     marks = [0]
     for row in copy.rows().values():

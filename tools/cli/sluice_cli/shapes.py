@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
-from sluice_engine.health.layout import Blob
 from sluice_engine.health.reading import Copy, Mirror
+from sluice_engine.watched_rows import EngineMirror
+from sluice_gateway.watched_rows import GATEWAY_MIRROR
 
 
 class Spec(msgspec.Struct):
@@ -62,11 +63,11 @@ class Gateway(msgspec.Struct):
     reason: str = ""
 
 
-MIRRORS: dict[Blob, Any] = {
-    Blob.BOOKS: Books,
-    Blob.LEASES: list[dict[str, Any]],
-    Blob.TRANSFERS: Transfers,
-    Blob.GATEWAY: Gateway,
+MIRRORS: dict[str, Any] = {
+    EngineMirror.BOOKS: Books,
+    EngineMirror.LEASES: list[dict[str, Any]],
+    EngineMirror.TRANSFERS: Transfers,
+    GATEWAY_MIRROR: Gateway,
 }
 
 
@@ -78,17 +79,17 @@ def has_shape(value: Any, shape: Any) -> bool:
     return True
 
 
-def read_mirrors(copy: Copy) -> tuple[dict[Blob, Mirror], list[str]]:
+def read_mirrors(copy: Copy) -> tuple[dict[str, Mirror], list[str]]:
     """(those of a shape that we know, the names of the others). One that was never written is empty, not damaged."""
-    found: dict[Blob, Mirror] = {}
+    found: dict[str, Mirror] = {}
     damaged = []
-    for blob, shape in MIRRORS.items():
+    for name, shape in MIRRORS.items():
         try:
-            mirror = copy.mirror(blob)
+            mirror = copy.mirror(name)
         except RecursionError:
             mirror = Mirror(0, ...)
         if mirror.value is not None and not has_shape(mirror.value, shape):
-            damaged.append(blob.name.lower())
+            damaged.append(str(name))
             mirror = Mirror(mirror.at_ns, None)
-        found[blob] = mirror
+        found[name] = mirror
     return found, damaged

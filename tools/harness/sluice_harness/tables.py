@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sluice_engine.health.layout import Phase as Doing
 from sluice_engine.health.reading import Thread
-from sluice_engine.health.recorder import Recorder
+from sluice_engine.health.recorder import Recorder, RecorderNames
 from sluice_engine.health.recorder import Row as Marks
 from sluice_engine.health.verdict import IDLE, Budgets, Verdict
 from sluice_engine.health.watch import PERIOD_S, Watch
@@ -54,7 +54,7 @@ def world(ranks: int) -> Iterator[World]:
     for rank in range(ranks):
         watched += rank_rows(rank)
     with tempfile.TemporaryDirectory() as directory:
-        recorder = Recorder.create(Path(directory) / "recorder", [row.name for row in watched])
+        recorder = Recorder.create(Path(directory) / "recorder", RecorderNames(tuple(row.name for row in watched)))
         at = [1000.0]
         watch = Watch(recorder, watched, Budgets(FLOOR_S), lambda: at[0], lambda pid, tid: (Thread.ALIVE, 0.0))
         watch.started = True
