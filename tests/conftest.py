@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from sluice_engine import log
+from sluice_protocol.service_spec import LogFormat
+from sluice_runtime import log
 
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("here"), derandomize=True)
@@ -23,5 +24,5 @@ def _no_log_handler_outlives_its_test() -> Iterator[None]:
     handlers = list(logging.root.handlers)
     yield
     if logging.getLogger("sluice").handlers:
-        log.configure(log.LogFormat.OFF, "")
+        log.configure(LogFormat.OFF, "")
         logging.root.handlers[:] = handlers

@@ -17,7 +17,3 @@ class RankFault(EngineError):
     def __init__(self, rank: int, reason: str, detail: str) -> None:
         super().__init__(f"rank {rank}: {reason}: {detail}")
         self.rank, self.reason, self.detail = rank, reason, detail
-
-
-class SpecError(EngineError):
-    """The engine was asked for something it cannot be; names the field and the remedy."""

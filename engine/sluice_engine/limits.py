@@ -3,28 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class SnapshotPolicy(StrEnum):
-    """Where resumable boundaries are made.
-
-    END_OF_PROMPT: at the last page boundary before the prompt's last token. EVERY_PAGE: at every boundary of a prompt.
-    NEVER: no prefix is resumable. `Limits.snapshot_outputs` adds the boundaries that decoding crosses.
-    """
-
-    END_OF_PROMPT = "end-of-prompt"
-    EVERY_PAGE = "every-page"
-    NEVER = "never"
-
-    def next_boundary(self, position: int, num_tokens: int, page_tokens: int) -> int | None:
-        """Token position > `position` where a prefill of `num_tokens` tokens must end a chunk for a snapshot."""
-        last = (num_tokens - 1) // page_tokens * page_tokens
-        if self is SnapshotPolicy.NEVER or last <= position:
-            return None
-        if self is SnapshotPolicy.END_OF_PROMPT:
-            return last
-        return (position // page_tokens + 1) * page_tokens
+from sluice_protocol.engine_spec import SnapshotPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What one engine is: a value written by whoever starts it, resolved into layouts, pools, limits and a fingerprint."""
+"""An engine's spec, resolved into layouts, pools, limits and a fingerprint."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from sluice_engine.errors import SpecError
 from sluice_engine.fingerprint import OnRead, config_digest, revision_digest, unheard
-from sluice_engine.health.layout import FILE_NAME as RECORDER_FILE
-from sluice_engine.health.spec import HealthSpec as HealthSpec
-from sluice_engine.limits import Limits, SnapshotPolicy
-from sluice_engine.log import LogFormat
+from sluice_engine.limits import Limits
 from sluice_engine.model.config import load_model_config
 from sluice_engine.transfer.verify import VerifyLevel, VerifyPolicy
+from sluice_protocol.engine_spec import EngineSpec, SnapshotPolicy
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import Role
 from sluice_records import (
@@ -31,91 +28,12 @@ from sluice_records import (
     build_layouts,
     plan_pools,
 )
+from sluice_runtime.errors import SpecError
 
 # Changes whenever two engines of different builds would not compute the same bytes.
 ENGINE_PROTOCOL = "1"
 # One sliding, one CSA and one HCA layer: records with every kind of section.
 SCRIPTED_GEOMETRY = CacheGeometry((LayerKind.SLIDING, LayerKind.CSA, LayerKind.HCA), 32, 8, 16, 8, 4, 16)
-
-
-class ScriptedSpec(msgspec.Struct, frozen=True):
-    """The model without mathematics. `config`: a model's config.json whose record sizes to take; else tiny ones."""
-
-    vocab_size: int = 512
-    token_cost_us: float = 0.0
-    step_cost_us: float = 0.0
-    config: str = ""
-
-
-class PortSpec(msgspec.Struct, frozen=True):
-    """TCP ports; 0: the system picks one. `engine`, `source`: the leader's two gRPC servers. `probe`: the supervisor's.
-
-    `transfer`: the range for NIXL as UCX takes it, "23000-23020"; empty: any. Pods want them fixed for their policies.
-    """
-
-    engine: int = 0
-    source: int = 0
-    probe: int = 0
-    transfer: str = ""
-
-
-class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Zeros and empty strings mean: derived from the model.
-
-    `model`: a directory as Hugging Face lays it out. `memory_bytes`: of all pools. `transport`: nixl | stream.
-    `verify`: full | sample. `key`: shared by everything that one `sluice up` starts. `faults`: a directory to take
-    orders from, where a fault package is installed (hooks.py). `otlp`: where traces go; see tracing.py. `drain_s`: what
-    runs may take so long once the engine drains, then it is given back. `tls`: a folder with tls.crt, tls.key and
-    ca.crt; without one gRPC is plain text. `lockstep`: a step is planned when the one before is done, not meanwhile.
-    """
-
-    role: Role
-    name: str
-    run_dir: str
-    model: str = ""
-    scripted: ScriptedSpec | None = None
-    precision: str = ""
-    page_tokens: int = 0
-    chunk_tokens: int = 0
-    step_tokens: int = 0
-    max_running: int = 32
-    max_context_tokens: int = 0
-    memory_bytes: int = 0
-    snapshots: SnapshotPolicy = SnapshotPolicy.END_OF_PROMPT
-    snapshot_outputs: bool = False
-    transport: str = "nixl"
-    verify: str = "full"
-    host: str = "127.0.0.1"
-    ports: PortSpec = PortSpec()
-    key: str = ""
-    threads: int = 1
-    perturb: int | None = None
-    health: HealthSpec = HealthSpec()
-    faults: str = ""
-    log: LogFormat = LogFormat.HUMAN
-    otlp: str = ""
-    drain_s: float = 20.0
-    tls: str = ""
-    lockstep: bool = False
-
-    @property
-    def socket_path(self) -> str:
-        """Where ranks find the leader."""
-        return str(Path(self.run_dir) / "ranks.sock")
-
-    @property
-    def sidecar_path(self) -> str:
-        """Where the leader finds the transport sidecar."""
-        return str(Path(self.run_dir) / "transport.sock")
-
-    @property
-    def recorder_path(self) -> Path:
-        """The flight recorder: created by the supervisor, written by everybody."""
-        return Path(self.run_dir) / RECORDER_FILE
-
-    @property
-    def has_transport(self) -> bool:
-        return self.role is not Role.UNIFIED
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
 
-from sluice_engine.health.layout import Phase
-from sluice_engine.health.reading import Exit
-from sluice_engine.health.watched import Excuse, Reason, Watched
 from sluice_protocol.generate import Role
+from sluice_runtime.health.layout import Phase
+from sluice_runtime.health.reading import Exit
+from sluice_runtime.health.watched import Excuse, Reason, Watched
 
 
 class EngineReason(StrEnum):

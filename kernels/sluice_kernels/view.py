@@ -1,7 +1,8 @@
 """`LayerView`: the sections of one layer together with the table of the records that a batch's rows own.
 
-Pools build views (`sluice_engine.views`), behind the gates. Operations address memory as (row, slot) for a row's state
-and (row, entry) for its pages, entry e being the e-th compressed entry of the sequence; only a view knows records.
+Pools build views (`sluice_engine.model.views`), behind the gates. Operations address memory as (row, slot) for a row's
+state and (row, entry) for its pages; entry e is the e-th compressed entry of the sequence. Only a view knows
+records.
 """
 
 from __future__ import annotations

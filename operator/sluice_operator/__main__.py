@@ -11,16 +11,16 @@ import sys
 import uuid
 from pathlib import Path
 
-from sluice_operator.connection import Connection, ConnectionInvalid, from_kubeconfig, from_pod
-from sluice_operator.ending import end
-from sluice_operator.fleet import Fleet
-from sluice_operator.fleet_client import LiveFleet
-from sluice_operator.handlers import WatchSilent
-from sluice_operator.lease import Timing
+from sluice_operator.decide.lease import Timing
+from sluice_operator.live.connection import Connection, ConnectionInvalid, from_kubeconfig, from_pod
+from sluice_operator.live.ending import end
+from sluice_operator.live.fleet import Fleet
+from sluice_operator.live.fleet_client import LiveFleet
+from sluice_operator.live.handlers import WatchSilent
+from sluice_operator.live.run import Operator, Options
 from sluice_operator.render.engine import USER
 from sluice_operator.render.policies import DNS, HTTPS
 from sluice_operator.render.revision import StandardRenderer
-from sluice_operator.run import Operator, Options
 
 FAILED, SILENT = 1, 5
 log = logging.getLogger(__name__)

@@ -6,22 +6,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sluice_operator.accept import parse
-from sluice_operator.actions import Action, Apply, Certify, EnsureSecret
 from sluice_operator.api.enums import ConditionStatus, ScalingMode
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import Invalid, Problem, from_json
-from sluice_operator.groups import Group, RolloutView, capacity
+from sluice_operator.decide.accept import parse
+from sluice_operator.decide.actions import Action, Apply, Certify, EnsureSecret
+from sluice_operator.decide.groups import Group, RolloutView, capacity
+from sluice_operator.decide.node import read_node, used_gpus
+from sluice_operator.decide.observed import Memory, Observed
+from sluice_operator.decide.placement import Row, place
+from sluice_operator.decide.plan import defect, plan
+from sluice_operator.decide.reasons import Reason
+from sluice_operator.decide.rollout import Grow, Regrow, is_complete, step
 from sluice_operator.names import ENGINE_ROLES, PodRole
-from sluice_operator.node import read_node, used_gpus
-from sluice_operator.observed import Memory, Observed
-from sluice_operator.placement import Row, place
-from sluice_operator.plan import defect, plan
 from sluice_operator.pod_fields import template_of, unknown_fields
-from sluice_operator.reasons import Reason
 from sluice_operator.render.children import OwnerRef, engine_objects
 from sluice_operator.render.revision import StandardRenderer, revision_hash, role_data
-from sluice_operator.rollout import Grow, Regrow, is_complete, step
 
 # Nothing here takes that many steps; a rollout that does has a defect.
 MAX_STEPS = 10_000

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_engine.hooks import SUPERVISOR_POINTS
 from sluice_engine.points import ENGINE_POINTS
 from sluice_faults import Action, Order, place, reached
 from sluice_gateway.points import GATEWAY_POINTS
 from sluice_harness.profiles import PROFILES
 from sluice_harness.runner import Scale
 from sluice_harness.stack import Stack
+from sluice_runtime.fault_points import SUPERVISOR_POINTS
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 POINTS = (*ENGINE_POINTS, *GATEWAY_POINTS, *SUPERVISOR_POINTS)

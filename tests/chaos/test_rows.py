@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_engine.health.watched import Reason
-from sluice_engine.hooks import SUPERVISOR_POINTS
 from sluice_engine.points import ENGINE_POINTS
 from sluice_engine.watched_rows import EngineReason
 from sluice_gateway.points import GATEWAY_POINTS
-from sluice_gateway.watched_rows import GatewayReason
+from sluice_gateway.status.watched_rows import GatewayReason
 from sluice_harness.profiles import PROFILES
 from sluice_harness.results import Result, append_result, read_results, summary_of
 from sluice_harness.rows import MatrixError, Outcome, Phase, Row, load_rows, parse_rows, select
 from sluice_harness.tables import run_table
+from sluice_runtime.fault_points import SUPERVISOR_POINTS
+from sluice_runtime.health.watched import Reason
 
 ROWS = load_rows()
 

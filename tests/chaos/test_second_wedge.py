@@ -24,9 +24,9 @@ import grpc
 import pytest
 from stack_double import KEY, EngineProcess, RunningStack, eventually
 
-from sluice_engine.grpc_options import KEY_HEADER
-from sluice_engine.health.reading import Copy
 from sluice_protocol.v1 import source_pb2, source_pb2_grpc
+from sluice_runtime.health.reading import Copy
+from sluice_runtime.rpc.options import KEY_HEADER
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 METADATA = ((KEY_HEADER, KEY),)

@@ -68,7 +68,7 @@ def test_chat_finds_it_and_remembers_what_it_was_told(stack):
 
 
 def test_the_zygotes_death_takes_the_ranks_and_all_come_back(stack):
-    before = stack.kill("sluice_engine.zygote")
+    before = stack.kill("sluice_engine.rank.zygote")
     for name in ("zygote", "prefill-0", "decode-0"):
         stack.wait(f"{name} died", start=before)
         stack.wait(f"{name} is ready", start=before, limit_s=90)
@@ -79,7 +79,7 @@ def test_the_zygotes_death_takes_the_ranks_and_all_come_back(stack):
 
 def test_a_zygote_that_is_stuck_while_a_rank_is_wanted_is_replaced(stack):
     """It stops, and nobody minds, until an engine that died waits for its new rank; the other engine goes on."""
-    zygote = stack.service("sluice_engine.zygote")
+    zygote = stack.service("sluice_engine.rank.zygote")
     os.kill(zygote, signal.SIGSTOP)
     before = stack.kill("sluice_decode")
     stack.wait(r"zygote: it does not answer: .*another one is started", start=before, limit_s=90)

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from sluice_cli.advice import ADVICE, render_table
-from sluice_engine.engine_kind import engine_kind
-from sluice_engine.health.guard import Guard, Policy
-from sluice_engine.health.service import Service
-from sluice_engine.health.status import debug_routes, probe_routes
-from sluice_engine.health.watched import Reason
+from sluice_engine.supervisor.engine_kind import engine_kind
 from sluice_engine.watched_rows import EngineReason
-from sluice_gateway.watched_rows import GatewayReason
+from sluice_gateway.status.watched_rows import GatewayReason
 from sluice_protocol.generate import Role
+from sluice_runtime.health.guard import Guard, Policy
+from sluice_runtime.health.service import Service
+from sluice_runtime.health.status import debug_routes, probe_routes
+from sluice_runtime.health.watched import Reason
 
 ROOT = Path(__file__).resolve().parents[2]
 MINE = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/architecture.md", "docs/gateway.md", "docs/health.md",

@@ -16,17 +16,17 @@ import pytest
 from sluice_cli.__main__ import main
 from sluice_cli.advice import ADVICE
 from sluice_cli.evidence import EvidenceError, open_evidence
-from sluice_engine.engine_kind import engine_kind
-from sluice_engine.health import layout, stacks
-from sluice_engine.health.evidence import write_bundle
-from sluice_engine.health.layout import SUPERVISOR, Phase
-from sluice_engine.health.recorder import Recorder
-from sluice_engine.health.stacks import STACKS_SIGNAL, answer_with_stacks
-from sluice_engine.health.verdict import Kind, Verdict
 from sluice_engine.step import Batch, RowWork, StepRecord, encode_step
+from sluice_engine.supervisor.engine_kind import engine_kind
 from sluice_engine.watched_rows import EngineMirror, EngineReason, EngineWriter
-from sluice_gateway.watched_rows import GATEWAY_KIND, GATEWAY_MIRROR
+from sluice_gateway.status.watched_rows import GATEWAY_KIND, GATEWAY_MIRROR
 from sluice_protocol.generate import Role
+from sluice_runtime.health import layout, stacks
+from sluice_runtime.health.evidence import write_bundle
+from sluice_runtime.health.layout import SUPERVISOR, Phase
+from sluice_runtime.health.recorder import Recorder
+from sluice_runtime.health.stacks import STACKS_SIGNAL, answer_with_stacks
+from sluice_runtime.health.verdict import Kind, Verdict
 
 BOOKS = {
     "ledger": {"page": {"free": 6, "filling": 1, "live": 3, "stranded": 0}},

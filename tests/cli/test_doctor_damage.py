@@ -15,15 +15,15 @@ from sluice_cli.__main__ import main
 from sluice_cli.diagnosis import diagnose
 from sluice_cli.doctor_words import render
 from sluice_cli.evidence import open_evidence
-from sluice_engine.engine_kind import engine_kind
-from sluice_engine.health import layout
-from sluice_engine.health.evidence import write_bundle
-from sluice_engine.health.layout import Phase
-from sluice_engine.health.recorder import Recorder, RecorderNames
-from sluice_engine.health.verdict import Kind, Verdict
+from sluice_engine.supervisor.engine_kind import engine_kind
 from sluice_engine.watched_rows import EngineMirror, EngineReason, EngineWriter
-from sluice_gateway.watched_rows import GATEWAY_KIND, GATEWAY_MIRROR
+from sluice_gateway.status.watched_rows import GATEWAY_KIND, GATEWAY_MIRROR
 from sluice_protocol.generate import Role
+from sluice_runtime.health import layout
+from sluice_runtime.health.evidence import write_bundle
+from sluice_runtime.health.layout import Phase
+from sluice_runtime.health.recorder import Recorder, RecorderNames
+from sluice_runtime.health.verdict import Kind, Verdict
 
 BOOKS = {"ledger": {"page": {"free": 6}}, "sequences": {"decoding": 2}, "waiting": 1, "oldest_waiting_s": 4.0}
 GATEWAY = {"queued": 5, "running": 1, "reason": "", "engines": [{"role": "decode", "address": "a:1", "trouble": ""}]}

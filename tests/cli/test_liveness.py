@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sluice_cli.liveness import FAILURES, look_after, problem, zygote_problem
-from sluice_engine.probe_client import NoAnswer, ask, ask_json
-from sluice_engine.probes import Answer, ProbeServer, json_answer
+from sluice_runtime.probe_client import NoAnswer, ask, ask_json
+from sluice_runtime.probes import Answer, ProbeServer, json_answer
 
 ALIVE = json_answer(200, {"verdict": "idle"})
 WEDGED = json_answer(503, {"verdict": "wedged", "reason": "DeviceStuck", "culprit": "rank0.device"})

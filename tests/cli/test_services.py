@@ -10,8 +10,8 @@ import pytest
 
 from sluice_cli import services, stack
 from sluice_cli.services import Service
-from sluice_gateway.fleet import Member
-from sluice_gateway.members import read_fleet
+from sluice_gateway.routing.fleet import Member
+from sluice_gateway.routing.members import read_fleet
 from sluice_protocol.generate import Role
 
 LIMIT = 20_000

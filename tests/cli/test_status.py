@@ -18,7 +18,7 @@ from sluice_cli import notes
 from sluice_cli.__main__ import main
 from sluice_cli.status_table import render
 from sluice_cli.status_words import bar, seconds
-from sluice_engine.health.view import Told, stack_view
+from sluice_gateway.status.view import Told, stack_view
 
 
 def row(name: str, **more: Any) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def test_ctrl_s_in_its_terminal_holds_up_no_restart_and_no_end(up):
     url = stack.url
     stack.wait("Ctrl-C stops it")
     stack.stop_reading()
-    for word in ("sluice_gateway", "sluice_engine.supervise"):
+    for word in ("sluice_gateway", "sluice_engine.supervisor.supervise"):
         stack.kill(word)
         until_answered(url)
     assert stack.interrupt() == 0
@@ -147,7 +147,7 @@ def test_a_terminal_that_is_gone_ends_nothing(up):
     url = stack.url
     stack.wait("Ctrl-C stops it")
     stack.hangs_up = True
-    for word in ("sluice_gateway", "sluice_engine.supervise"):
+    for word in ("sluice_gateway", "sluice_engine.supervisor.supervise"):
         stack.kill(word)
         until_answered(url)
     assert stack.interrupt() == 0

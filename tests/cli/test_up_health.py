@@ -81,7 +81,7 @@ def test_a_zygote_that_does_not_answer_takes_nobody_along(up):
     stack.wait("Ctrl-C stops it")
     before = len(stack.lines)
     ready = {told["name"]: told["pid"] for told in note(stack)["services"]}
-    os.kill(stack.service("sluice_engine.zygote"), signal.SIGSTOP)
+    os.kill(stack.service("sluice_engine.rank.zygote"), signal.SIGSTOP)
     os.kill(ready["decode-1"], signal.SIGKILL)
     stack.wait("zygote: it does not answer: .*another one is started", start=before)
     stack.wait("decode-1 is ready", start=before)

@@ -8,10 +8,11 @@ import time
 import pytest
 from operator_process import OperatorProcess
 
-from sluice_engine.tls.identity import Identity
-from sluice_operator import certificates, keyring, names
-from sluice_operator.cluster import KINDS
+from sluice_operator import names
+from sluice_operator.keys import certificates, keyring
+from sluice_operator.live.cluster import KINDS
 from sluice_operator.names import PodRole
+from sluice_runtime.tls.identity import Identity
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

@@ -17,9 +17,9 @@ from charts import CHARTS, GOLDEN, IMAGE, VARIANTS, helm, objects, render
 from sluice_operator.__main__ import parser
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import from_json
-from sluice_operator.certificates import NotOurs, read_leaf
-from sluice_operator.cluster import KINDS
-from sluice_operator.keyring import decode
+from sluice_operator.keys.certificates import NotOurs, read_leaf
+from sluice_operator.keys.keyring import decode
+from sluice_operator.live.cluster import KINDS
 from sluice_operator.names import OPERATOR_LABELS, PodRole, certificate_secret, role_labels
 from sluice_operator.render import ports
 from sluice_operator.render.children import OwnerRef, standing

@@ -12,8 +12,8 @@ from external_metrics import METRIC, ExternalMetrics
 from operator_cluster import manifest
 from operator_invalid import INVALID, changed, good
 
-from sluice_operator.accept import parse
 from sluice_operator.api.crd import API_VERSION, COLUMNS, KIND
+from sluice_operator.decide.accept import parse
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

@@ -10,10 +10,10 @@ import pytest
 from cluster_deployment import Served
 from operator_process import OperatorProcess
 
-from sluice_engine.cluster_connection import from_pod
-from sluice_gateway.discover import Discovery, discovering, parse_target
-from sluice_gateway.slice_api import HttpSliceApi
+from sluice_gateway.routing.discover import Discovery, discovering, parse_target
+from sluice_gateway.routing.slice_api import HttpSliceApi
 from sluice_operator.render import ports
+from sluice_runtime.cluster_connection import from_pod
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(280)]
 

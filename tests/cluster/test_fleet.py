@@ -7,7 +7,7 @@ import base64
 import pytest
 from operator_process import OperatorProcess
 
-from sluice_operator.cluster import KINDS
+from sluice_operator.live.cluster import KINDS
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

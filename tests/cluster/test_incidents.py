@@ -6,7 +6,7 @@ import pytest
 from cluster_deployment import is_engine, uids
 from operator_process import OperatorProcess
 
-from sluice_operator.cluster import KINDS
+from sluice_operator.live.cluster import KINDS
 from sluice_operator.names import LABEL_QUARANTINED
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]

@@ -9,7 +9,7 @@ from cluster_deployment import condition, image_of, uids
 from operator_cluster import with_tag
 from operator_process import OperatorProcess
 
-from sluice_operator.cluster import KINDS
+from sluice_operator.live.cluster import KINDS
 from sluice_operator.names import LABEL_DEPLOYMENT, LABEL_REVISION
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]

@@ -13,8 +13,8 @@ from operator_process import FAST_LEASE, OperatorProcess
 from stopped import stop_process
 from tcp_proxy import TcpProxy, port_of
 
-from sluice_operator.cluster import KINDS
-from sluice_operator.election import LOST
+from sluice_operator.live.cluster import KINDS
+from sluice_operator.live.election import LOST
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 

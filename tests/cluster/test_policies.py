@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from operator_process import OperatorProcess
 
-from sluice_operator.cluster import KINDS
+from sluice_operator.live.cluster import KINDS
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"

@@ -13,7 +13,7 @@ from node_pools import GPU, POOL, node
 from operator_cluster import with_tag
 from operator_process import OperatorProcess
 
-from sluice_operator.cluster import KINDS
+from sluice_operator.live.cluster import KINDS
 from sluice_operator.names import PodRole
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]

@@ -14,8 +14,8 @@ from cluster_deployment import Served, condition
 from control_plane import ControlPlane
 from operator_process import OperatorProcess
 
-from sluice_operator.cluster import KINDS, MAX_IN_FLIGHT
-from sluice_operator.reconcile import WORKERS
+from sluice_operator.live.cluster import KINDS, MAX_IN_FLIGHT
+from sluice_operator.live.reconcile import WORKERS
 
 # Deployments of 10 pods each: `make e2e-scale` asks for more. Auto: decode engines as the operator wants them.
 COUNT = int(os.environ.get("SLUICE_SCALE", "50"))

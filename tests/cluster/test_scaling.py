@@ -12,7 +12,7 @@ from node_pools import POOL, node
 from operator_process import OperatorProcess
 
 from sluice_operator.api.crd import API_VERSION, KIND
-from sluice_operator.cluster import KINDS
+from sluice_operator.live.cluster import KINDS
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from sluice_engine.health.recorder import Row, unrecorded
-from sluice_engine.lease.at_hand import AtHand, Hand
+from sluice_engine.leader.lease.at_hand import AtHand, Hand
+from sluice_runtime.health.recorder import Row, unrecorded
 
 
 class Told:

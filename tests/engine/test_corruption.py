@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from leader_double import HeldRank, PromptRank, ask, make_leader, turns
 
-from sluice_engine.corruption import MOST_RECORDS, MemoryCorrupt
-from sluice_engine.leader import Generation, Leader
-from sluice_engine.ledger import CACHE, RecordState
-from sluice_engine.sequence import Corrupted, Suspected
+from sluice_engine.leader.leader import Generation, Leader
+from sluice_engine.leader.lease.corruption import MOST_RECORDS, MemoryCorrupt
+from sluice_engine.leader.scheduling.ledger import CACHE, RecordState
+from sluice_engine.leader.scheduling.sequence import Corrupted, Suspected
 from sluice_engine.step import RecordRef
 from sluice_protocol.generate import Ended, EndReason, Refused
 from sluice_records import RecordKind

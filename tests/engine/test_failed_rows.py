@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from engine_double import Engine, scripted_model
 
-from sluice_engine.rooms import Rooms, SourceRoom
-from sluice_engine.sequence import EndCause, LeaseEnded, Mode, Phase
+from sluice_engine.leader.lease.rooms import Rooms, SourceRoom
+from sluice_engine.leader.scheduling.sequence import EndCause, LeaseEnded, Mode, Phase
 from sluice_engine.step import Batch, SampledRow, StepResult
 from sluice_protocol.generate import Refused
 from sluice_protocol.lease import LeaseEvent

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from leader_double import HeldRank, ask, make_leader, turns
 
-from sluice_engine.granted import fault_of_commit, fault_of_grant
-from sluice_engine.leader import Generation, Leader
+from sluice_engine.leader.leader import Generation, Leader
+from sluice_engine.leader.lease.granted import fault_of_commit, fault_of_grant
 from sluice_engine.step import PullSet
 from sluice_protocol.generate import EndReason, Role
 from sluice_protocol.source import GrantedRecord

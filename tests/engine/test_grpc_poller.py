@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from sluice_engine.processes import child_environment
+from sluice_runtime.process.processes import child_environment
 
 CALLS = 100
 # A server and a client, and how often gRPC's event engine's threads were woken meanwhile.

@@ -6,9 +6,8 @@ import pytest
 from engine_double import Engine
 from handoff_double import Handoff
 
-from sluice_engine.ledger import Holder, HolderKind, LedgerError, RecordState, Seal
-from sluice_engine.limits import SnapshotPolicy
-from sluice_engine.sequence import (
+from sluice_engine.leader.scheduling.ledger import Holder, HolderKind, LedgerError, RecordState, Seal
+from sluice_engine.leader.scheduling.sequence import (
     Aborted,
     EndCause,
     Fenced,
@@ -20,6 +19,7 @@ from sluice_engine.sequence import (
     PullsTerminal,
     StrandingEnded,
 )
+from sluice_protocol.engine_spec import SnapshotPolicy
 from sluice_protocol.source import GrantedRecord
 from sluice_records import PoolPlan, RecordKind
 

@@ -15,16 +15,16 @@ from engine_double import Engine
 from handoff_double import Handoff
 from tokenizers import Tokenizer
 
-from sluice_engine.limits import SnapshotPolicy
-from sluice_engine.mirror import RecordMirror
 from sluice_engine.model.config import load_model_config
 from sluice_engine.model.weights import load_weights
 from sluice_engine.pool import Pools
-from sluice_engine.runner import ModelRunner
+from sluice_engine.rank.mirror import RecordMirror
+from sluice_engine.rank.runner import ModelRunner
 from sluice_engine.step import BatchModel
-from sluice_gateway.conversation import parse_messages
-from sluice_gateway.template import encode_chat
-from sluice_gateway.tokenizer import load_tokenizer
+from sluice_gateway.openai.conversation import parse_messages
+from sluice_gateway.text.template import encode_chat
+from sluice_gateway.text.tokenizer import load_tokenizer
+from sluice_protocol.engine_spec import SnapshotPolicy
 from sluice_records import CachePrecision, Layouts, Perturbation, PoolPlan, RecordKind, build_layouts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

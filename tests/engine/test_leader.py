@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 
 from sluice_engine.errors import RankFault
-from sluice_engine.executor import Executor
-from sluice_engine.leader import Generation, Leader
-from sluice_engine.mirror import RecordMirror
+from sluice_engine.leader.leader import Generation, Leader
+from sluice_engine.leader.scheduling.sequence import EndCause, Gone
+from sluice_engine.leader.server import LEAST_PAUSE_S, MOST_PAUSE_S, TokenSink
 from sluice_engine.pool import RecordPool
-from sluice_engine.scripted import Script, ScriptedModel
-from sluice_engine.sequence import EndCause, Gone
-from sluice_engine.server import LEAST_PAUSE_S, MOST_PAUSE_S, TokenSink
-from sluice_engine.spec import EngineSpec, ScriptedSpec, resolve
+from sluice_engine.rank.executor import Executor
+from sluice_engine.rank.mirror import RecordMirror
+from sluice_engine.rank.scripted import Script, ScriptedModel
+from sluice_engine.spec import resolve
 from sluice_engine.step import StepResult
+from sluice_protocol.engine_spec import EngineSpec, ScriptedSpec
 from sluice_protocol.generate import EndReason, GenerateRequest, Role, TokenBatch
 from sluice_protocol.sampling import Sampling
 from sluice_records import RecordKind

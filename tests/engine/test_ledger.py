@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sluice_engine.errors import LedgerError
-from sluice_engine.ledger import CACHE, Holder, HolderKind, Ledger, RecordState, Seal
+from sluice_engine.leader.scheduling.ledger import CACHE, Holder, HolderKind, Ledger, RecordState, Seal
 from sluice_engine.step import RecordRef
 from sluice_records import PoolPlan, RecordKind
 

@@ -8,8 +8,8 @@ import logging
 
 import pytest
 
-from sluice_engine import log
-from sluice_engine.log import LogFormat
+from sluice_protocol.service_spec import LogFormat
+from sluice_runtime import log
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from leader_double import HeldRank, PromptRank, make_leader, turns
 
-from sluice_engine.leader import Leader
-from sluice_engine.suspicion import MOST_RECORDS, WINDOW_S, PeerBudget
+from sluice_engine.leader.leader import Leader
+from sluice_engine.leader.lease.suspicion import MOST_RECORDS, WINDOW_S, PeerBudget
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import Refused, Role
 from sluice_protocol.lease import LeaseEvent

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice_engine.errors import SpecError
-from sluice_engine.supervision import sole_user
+from sluice_runtime.errors import SpecError
+from sluice_runtime.process.supervision import sole_user
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
 
@@ -41,7 +41,7 @@ def test_a_second_engine_is_refused_by_name_and_touches_nothing(taken: Path, tmp
     spec = {"role": "unified", "name": "u", "run_dir": str(taken), "key": "k", "scripted": {}}
     path = tmp_path_factory.mktemp("spec") / "spec.json"
     path.write_text(json.dumps(spec))
-    assert f"run_dir: {taken}" in refused("sluice_engine.supervise", "--spec", str(path))
+    assert f"run_dir: {taken}" in refused("sluice_engine.supervisor.supervise", "--spec", str(path))
     assert (taken / "recorder").read_bytes() == b"of the first one"
     assert not (taken / "termination-log").exists()
 

@@ -10,19 +10,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from leader_double import HeldRank, PromptRank, ask, make_leader, try_to_ask, turns
 
-from sluice_engine.engine_kind import engine_kind
-from sluice_engine.health.marks import LeaderMarks
-from sluice_engine.health.reading import Copy
-from sluice_engine.health.recorder import Recorder
-from sluice_engine.leader import Generation, Leader
+from sluice_engine.leader.leader import Generation, Leader
+from sluice_engine.leader.marks import LeaderMarks
+from sluice_engine.leader.scheduling.sequence import Aborted
+from sluice_engine.leader.scheduling.state import Plan
+from sluice_engine.leader.scheduling.under_way import UnderWay
 from sluice_engine.pool import Pools
-from sluice_engine.sequence import Aborted
-from sluice_engine.state import Plan
 from sluice_engine.step import PullSet, StepRecord, StepResult
-from sluice_engine.under_way import UnderWay
+from sluice_engine.supervisor.engine_kind import engine_kind
 from sluice_protocol.generate import EndReason, Refused, Role
 from sluice_protocol.source import FirstToken, GrantedRecord
 from sluice_records import RecordKind, Trailer, extend_chain, record_identity
+from sluice_runtime.health.reading import Copy
+from sluice_runtime.health.recorder import Recorder
 
 # -- the plans -------------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from sluice_engine.pair_health import LEASE_S, MAX_DETAIL, MOST_FAILURES, MOST_SOURCES, MOST_TOLD, PairHealth
+from sluice_engine.leader.lease.pair_health import (
+    LEASE_S,
+    MAX_DETAIL,
+    MOST_FAILURES,
+    MOST_SOURCES,
+    MOST_TOLD,
+    PairHealth,
+)
 
 
 def fail(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from engine_double import Engine
 
-from sluice_engine.admission import admit
-from sluice_engine.sequence import Mode, SequenceSpec
+from sluice_engine.leader.scheduling.admission import admit
+from sluice_engine.leader.scheduling.sequence import Mode, SequenceSpec
 from sluice_protocol.sampling import Sampling
 
 

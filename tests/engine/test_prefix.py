@@ -9,7 +9,7 @@ from itertools import count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice_engine.prefix import PrefixCache
+from sluice_engine.leader.scheduling.prefix import PrefixCache
 from sluice_engine.step import RecordRef
 from sluice_records import ChainKey, RecordKind
 

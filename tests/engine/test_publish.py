@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_engine.publish import Stream, merge_batches, publish_step, publish_token
-from sluice_engine.sequence import Mode, SequenceSpec
+from sluice_engine.leader.publish import Stream, merge_batches, publish_step, publish_token
+from sluice_engine.leader.scheduling.sequence import Mode, SequenceSpec
 from sluice_engine.step import SampledRow, StepResult
 from sluice_protocol.generate import EndReason, TokenBatch
 from sluice_protocol.sampling import Sampling, TokenLogprobs

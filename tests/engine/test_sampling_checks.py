@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from engine_double import Engine
 
-from sluice_engine.admission import admit
-from sluice_engine.sampling_checks import fault_of
-from sluice_engine.sequence import Mode, SequenceSpec
+from sluice_engine.leader.scheduling.admission import admit
+from sluice_engine.leader.scheduling.sampling_checks import fault_of
+from sluice_engine.leader.scheduling.sequence import Mode, SequenceSpec
 from sluice_protocol.sampling import BIAS, BOUNDS, Sampling
 
 VOCAB = 64

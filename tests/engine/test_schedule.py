@@ -7,11 +7,11 @@ from engine_double import PAGE, Engine, RefusedByEngine, cache_alone_by_the_book
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice_engine import step_builder
-from sluice_engine.admission import pages_of_cache_alone, starving
-from sluice_engine.ledger import RecordState
-from sluice_engine.limits import SnapshotPolicy
-from sluice_engine.sequence import EndCause, LeaseEnded, Mode, Phase
+from sluice_engine.leader.scheduling import step_builder
+from sluice_engine.leader.scheduling.admission import pages_of_cache_alone, starving
+from sluice_engine.leader.scheduling.ledger import RecordState
+from sluice_engine.leader.scheduling.sequence import EndCause, LeaseEnded, Mode, Phase
+from sluice_protocol.engine_spec import SnapshotPolicy
 from sluice_records import Perturbation, PoolPlan, RecordKind
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sluice_engine.processes import give_way, go_first
+from sluice_runtime.process.processes import give_way, go_first
 
 
 def in_a_thread(run: Callable[[], None]) -> int:

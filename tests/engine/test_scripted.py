@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice_engine.scripted import after, after_each
+from sluice_engine.rank.scripted import after, after_each
 
 words = st.integers(0, 2**64 - 1)
 

@@ -9,10 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sluice_engine.health.layout import State
-from sluice_engine.health.reading import Copy
-from sluice_engine.health.recorder import Recorder, RecorderNames
-from sluice_engine.self_call import SelfCall
+from sluice_runtime.health.layout import State
+from sluice_runtime.health.reading import Copy
+from sluice_runtime.health.recorder import Recorder, RecorderNames
+from sluice_runtime.rpc.self_call import SelfCall
 
 NAME = "leader.grpc"
 
@@ -74,9 +74,9 @@ async def test_without_a_descriptor_left_it_goes_on(tmp_path: Path):
 FROZEN = """
 import asyncio, os, sys
 from pathlib import Path
-from sluice_engine.health.reading import Copy
-from sluice_engine.health.recorder import Recorder, RecorderNames
-from sluice_engine.self_call import SelfCall
+from sluice_runtime.health.reading import Copy
+from sluice_runtime.health.recorder import Recorder, RecorderNames
+from sluice_runtime.rpc.self_call import SelfCall
 from sluice_faults import Action, Order, arm, place
 
 NAME = "leader.grpc"

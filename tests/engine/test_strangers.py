@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from sluice_engine import keyed_server
-from sluice_engine.grpc_options import SERVER
-from sluice_engine.keyed_server import build_server
+from sluice_runtime.rpc import keyed_server
+from sluice_runtime.rpc.keyed_server import build_server
+from sluice_runtime.rpc.options import SERVER
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 

@@ -11,12 +11,15 @@ from collections.abc import Sized
 
 import pytest
 
-from sluice_engine import supervise, supervision, wire
-from sluice_engine.errors import RankFault, SpecError
-from sluice_engine.rank import LoadProgress, RankFailed, RankHello, RankReady, StepExecuted, encode_rank_message
-from sluice_engine.rank_server import RankServer
+from sluice_engine import wire
+from sluice_engine.errors import RankFault
+from sluice_engine.leader.rank_server import RankServer
+from sluice_engine.rank.rank import LoadProgress, RankFailed, RankHello, RankReady, StepExecuted, encode_rank_message
 from sluice_engine.spec import load_spec
 from sluice_engine.step import StepResult
+from sluice_engine.supervisor import supervise
+from sluice_runtime.errors import SpecError
+from sluice_runtime.process import supervision
 
 
 def framed(message):

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from tls_folder import TlsFolder, authority, leaf
 
-from sluice_engine import log
-from sluice_engine.health.exposition import exposition
-from sluice_engine.health.status import certificate_of
-from sluice_engine.tls import keeper as keepers
-from sluice_engine.tls.identity import IdentityInvalid, read_identity
-from sluice_engine.tls.keeper import DAY_S, NEAR_S, IdentityKeeper
-from sluice_engine.tls.peers import CALLERS, Peer, PeerName, objection
 from sluice_protocol.v1 import engine_pb2, fleet_pb2, source_pb2
+from sluice_runtime import log
+from sluice_runtime.health.exposition import exposition
+from sluice_runtime.health.status import certificate_of
+from sluice_runtime.tls import keeper as keepers
+from sluice_runtime.tls.identity import IdentityInvalid, read_identity
+from sluice_runtime.tls.keeper import DAY_S, NEAR_S, IdentityKeeper
+from sluice_runtime.tls.peers import CALLERS, Peer, PeerName, objection
 
 CA, OTHER = authority(), authority()
 DOMAIN = "m.ns.sluice.dev"

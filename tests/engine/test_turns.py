@@ -13,19 +13,11 @@ from engine_double import PAGE, cache_alone_by_the_books, tiny_layouts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice_engine import hooks
-from sluice_engine.admission import admit, pages_of_cache_alone, starving
-from sluice_engine.engine_kind import engine_kind
-from sluice_engine.health.layout import Phase as Doing
-from sluice_engine.health.marks import LeaderMarks
-from sluice_engine.health.reading import Thread
-from sluice_engine.health.recorder import Recorder
-from sluice_engine.health.verdict import Budgets
-from sluice_engine.health.watch import Watch
-from sluice_engine.ledger import CACHE, Ledger
-from sluice_engine.limits import Limits
-from sluice_engine.schedule import plan
-from sluice_engine.sequence import (
+from sluice_engine.leader.marks import LeaderMarks
+from sluice_engine.leader.scheduling.admission import admit, pages_of_cache_alone, starving
+from sluice_engine.leader.scheduling.ledger import CACHE, Ledger
+from sluice_engine.leader.scheduling.schedule import plan
+from sluice_engine.leader.scheduling.sequence import (
     Aborted,
     Fact,
     LeaseEnded,
@@ -37,14 +29,22 @@ from sluice_engine.sequence import (
     SequenceSpec,
     StepDone,
 )
-from sluice_engine.state import Plan, SchedulerState
+from sluice_engine.leader.scheduling.state import Plan, SchedulerState
+from sluice_engine.leader.scheduling.turns import PassedOver, Turns, due
+from sluice_engine.limits import Limits
 from sluice_engine.step import SampledRow, StepResult
-from sluice_engine.turns import PassedOver, Turns, due
+from sluice_engine.supervisor.engine_kind import engine_kind
 from sluice_engine.watched_rows import LEADER_LOOP, LEADER_QUEUE, LEADER_RUNNING
 from sluice_protocol.generate import Role
 from sluice_protocol.sampling import Sampling
 from sluice_protocol.source import GrantedRecord
 from sluice_records import ChainKey, PoolPlan, RecordKind
+from sluice_runtime import fault_points
+from sluice_runtime.health.layout import Phase as Doing
+from sluice_runtime.health.reading import Thread
+from sluice_runtime.health.recorder import Recorder
+from sluice_runtime.health.verdict import Budgets
+from sluice_runtime.health.watch import Watch
 
 STOP = 9
 WATCHED = (LEADER_LOOP, LEADER_QUEUE, LEADER_RUNNING)
@@ -200,7 +200,7 @@ class Forgets:
 
 @pytest.fixture
 def forget(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    return lambda sequence: monkeypatch.setattr(hooks, "_armed", Forgets(sequence))
+    return lambda sequence: monkeypatch.setattr(fault_points, "_armed", Forgets(sequence))
 
 
 def lost_at(schedule: Schedule, steps: int) -> PassedOver:

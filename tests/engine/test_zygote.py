@@ -19,8 +19,9 @@ import pytest
 
 from sluice_engine import wire
 from sluice_engine.pool import create_memory
-from sluice_engine.rank import RankFailed, RankHello, RankReady, decode_rank_message
-from sluice_engine.spec import EngineSpec, ScriptedSpec, resolve
+from sluice_engine.rank.rank import RankFailed, RankHello, RankReady, decode_rank_message
+from sluice_engine.spec import resolve
+from sluice_protocol.engine_spec import EngineSpec, ScriptedSpec
 from sluice_protocol.generate import Role
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(110)]
@@ -73,7 +74,15 @@ class Zygote:
         self.leader.listen()
         self.leader.settimeout(PATIENCE_S)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sluice_engine.zygote", "--socket", str(self.path), "--parent", str(os.getpid())],
+            [
+                sys.executable,
+                "-m",
+                "sluice_engine.rank.zygote",
+                "--socket",
+                str(self.path),
+                "--parent",
+                str(os.getpid()),
+            ],
             stdout=subprocess.PIPE,
         )
         assert self.process.stdout is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice_engine.zygote_link import ZygoteLink
+from sluice_engine.supervisor.zygote_link import ZygoteLink
 
 DOUBLE = """
 import socket, sys, time

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from sluice_engine import hooks
-from sluice_engine.errors import SpecError
-from sluice_engine.hooks import SUPERVISOR_POINTS
 from sluice_engine.points import ENGINE_POINTS
 from sluice_gateway.points import GATEWAY_POINTS
+from sluice_runtime import fault_points
+from sluice_runtime.errors import SpecError
+from sluice_runtime.fault_points import SUPERVISOR_POINTS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,24 +25,24 @@ import importlib.metadata as metadata, sys
 real = metadata.entry_points
 metadata.entry_points = lambda **asked: [] if asked.get("group") == "sluice.faults" else real(**asked)
 sys.modules["sluice_faults"] = None
-from sluice_engine.supervise import main
+from sluice_engine.supervisor.supervise import main
 sys.exit(main(sys.argv[1:]))
 """
 
 
 def test_unarmed_points_are_inert():
     for point in (*ENGINE_POINTS, *GATEWAY_POINTS, *SUPERVISOR_POINTS):
-        hooks.reach(point)
-        assert hooks.change(point, b"abc") == b"abc"
-        assert not hooks.holds(point)
-        asyncio.run(asyncio.wait_for(hooks.stay(point), 5))
+        fault_points.reach(point)
+        assert fault_points.change(point, b"abc") == b"abc"
+        assert not fault_points.holds(point)
+        asyncio.run(asyncio.wait_for(fault_points.stay(point), 5))
 
 
 def test_without_the_package_arming_is_refused_with_the_remedy(monkeypatch):
-    monkeypatch.setattr(hooks, "entry_points", lambda group: [])
+    monkeypatch.setattr(fault_points, "entry_points", lambda group: [])
     with pytest.raises(SpecError, match="install sluice-faults, or leave it empty"):
-        hooks.arm("/somewhere")
-    hooks.reach("leader.plan")
+        fault_points.arm("/somewhere")
+    fault_points.reach("leader.plan")
 
 
 def test_a_spec_with_faults_is_refused_before_anything_starts(tmp_path):

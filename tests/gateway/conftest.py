@@ -15,13 +15,13 @@ import httpx
 import pytest
 
 from sluice_gateway.app import create_app
-from sluice_gateway.fleet import Fleet, Member
 from sluice_gateway.gateway import Gateway
-from sluice_gateway.link import Timings
+from sluice_gateway.http.serve import Server, listen, make_server, url_of
 from sluice_gateway.memory import MemoryEngine, MemoryFleet
-from sluice_gateway.serve import Server, listen, make_server, url_of
+from sluice_gateway.routing.fleet import Fleet, Member
+from sluice_gateway.routing.link import Timings
 from sluice_gateway.settings import Settings
-from sluice_gateway.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer
+from sluice_gateway.text.tokenizer import ByteTokenizer, FileTokenizer, Tokenizer, load_tokenizer
 from sluice_protocol.generate import Role
 
 TEXT = "The quick brown fox jumps over the lazy dog. "

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sluice_gateway.frames import completion_logprobs
 from sluice_gateway.memory import Fault, MemoryEngine
-from sluice_gateway.tokenizer import ByteTokenizer
-from sluice_gateway.track import Shown
+from sluice_gateway.openai.frames import completion_logprobs
+from sluice_gateway.text.tokenizer import ByteTokenizer
+from sluice_gateway.text.track import Shown
 from sluice_protocol.generate import Role
 from sluice_protocol.sampling import BOUNDS, TokenLogprobs
 

@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from sluice_engine.probe_client import NoAnswer
-from sluice_gateway.board import MAX_WATCHERS, PERIOD_S, StatusBoard
 from sluice_gateway.memory import MemoryEngine
+from sluice_gateway.routing.board import MAX_WATCHERS, PERIOD_S, StatusBoard
 from sluice_protocol.generate import Role
+from sluice_runtime.probe_client import NoAnswer
 
 BOOKS = {
     "ledger": {"page": {"free": 6, "filling": 1, "live": 3, "stranded": 0}},

@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 import pytest
 
-from sluice_gateway.bodies import LARGE_BYTES, SMALL_BYTES, Body, BodyBudget
-from sluice_gateway.requests import Limits
-from sluice_gateway.sinks import CollectSink
-from sluice_gateway.track import Shown
+from sluice_gateway.http.bodies import LARGE_BYTES, SMALL_BYTES, Body, BodyBudget
+from sluice_gateway.openai.requests import Limits
+from sluice_gateway.openai.sinks import CollectSink
+from sluice_gateway.text.track import Shown
 from sluice_protocol.sampling import TokenLogprobs
 
 MIB = 1 << 20

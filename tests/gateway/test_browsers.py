@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sluice_gateway.__main__ import main
-from sluice_gateway.origins import OriginError, check_origins, is_loopback
+from sluice_gateway.http.origins import OriginError, check_origins, is_loopback
 
 PAGE = "https://chat.example.com"
 ASKED = "authorization,content-type,x-stainless-arch,x-stainless-runtime-version"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sluice_gateway.conversation import parse_messages
-from sluice_gateway.template import Marker, render_chat
+from sluice_gateway.openai.conversation import parse_messages
+from sluice_gateway.text.template import Marker, render_chat
 
 CONVERSATIONS = 200
 TEXTS = ["a", "Hello.", "zwei\nZeilen", "é 漢", "", "  spaces  ", "x" * 40]

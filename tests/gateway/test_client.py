@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 import pytest
 
-from sluice_gateway.client import GrpcEngine, encode_in_slices
-from sluice_gateway.engine import EngineLost
-from sluice_gateway.fleet import Engine, Member
-from sluice_gateway.link import Link, Timings
-from sluice_gateway.session import Lost
+from sluice_gateway.routing.client import GrpcEngine, encode_in_slices
+from sluice_gateway.routing.engine import EngineLost
+from sluice_gateway.routing.fleet import Engine, Member
+from sluice_gateway.routing.link import Link, Timings
+from sluice_gateway.routing.session import Lost
 from sluice_protocol import codec
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from raw_request import hang_up, open_request, unified
 
-from sluice_gateway.connections import LEAST, most_connections
+from sluice_gateway.http.connections import LEAST, most_connections
 
 pytestmark = pytest.mark.slow
 

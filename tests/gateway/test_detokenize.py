@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as HuggingFace
 from tokenizers import decoders, models, pre_tokenizers
 
-from sluice_gateway.detokenize import Detokenizer, Pieces
-from sluice_gateway.messages import Message, Speaker
-from sluice_gateway.template import encode_chat
-from sluice_gateway.tokenizer import ByteTokenizer, FileTokenizer, load_tokenizer
-from sluice_gateway.tokenizer_files import TokenizerError
+from sluice_gateway.openai.messages import Message, Speaker
+from sluice_gateway.text.detokenize import Detokenizer, Pieces
+from sluice_gateway.text.template import encode_chat
+from sluice_gateway.text.tokenizer import ByteTokenizer, FileTokenizer, load_tokenizer
+from sluice_gateway.text.tokenizer_files import TokenizerError
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,12 @@ import pytest
 from slice_server import SliceServer
 from tls_folder import authority, leaf
 
-from sluice_engine.cluster_connection import Connection
-from sluice_engine.tls.identity import Identity, context_of
-from sluice_gateway import discover, slice_api
-from sluice_gateway.discover import Discovery, discovering, parse_target
-from sluice_gateway.fleet import Fleet
-from sluice_gateway.slice_api import HttpSliceApi
+from sluice_gateway.routing import discover, slice_api
+from sluice_gateway.routing.discover import Discovery, discovering, parse_target
+from sluice_gateway.routing.fleet import Fleet
+from sluice_gateway.routing.slice_api import HttpSliceApi
+from sluice_runtime.cluster_connection import Connection
+from sluice_runtime.tls.identity import Identity, context_of
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +61,7 @@ class World:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discover, "FIRST_BACKOFF_S", 0.02)
     monkeypatch.setattr(discover, "MOST_BACKOFF_S", 0.1)
-    monkeypatch.setattr("sluice_gateway.slices.LINGER_S", 0.2)
+    monkeypatch.setattr("sluice_gateway.routing.slices.LINGER_S", 0.2)
     monkeypatch.setattr(discover, "LINGER_S", 0.2)
 
 

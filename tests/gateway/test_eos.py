@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sluice_gateway import __main__ as gateway
-from sluice_gateway.tokenizer import load_tokenizer
-from sluice_gateway.tokenizer_files import TokenizerError
+from sluice_gateway.text.tokenizer import load_tokenizer
+from sluice_gateway.text.tokenizer_files import TokenizerError
 
 MODEL = Path(__file__).parents[2] / "models" / "recall-1m"
 VOCAB = 640

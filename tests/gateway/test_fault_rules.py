@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice_gateway.faults import DELAYS_S, FREE_REPEATS, Culprit, Faults, culprit_of, fault_delay, had_in_work
-from sluice_gateway.fleet import Engine, Member, Pair
-from sluice_gateway.queue import may_wait
-from sluice_gateway.session import Lost, TryResult
+from sluice_gateway.routing.fleet import Engine, Member, Pair
+from sluice_gateway.routing.queue import may_wait
+from sluice_gateway.routing.session import Lost, TryResult
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import Ended, EndReason, EngineHello, Load, Refused, Role
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from sluice_gateway.fleet import Member
-from sluice_gateway.link import Timings
 from sluice_gateway.memory import Fault, MemoryEngine
+from sluice_gateway.routing.fleet import Member
+from sluice_gateway.routing.link import Timings
 from sluice_protocol.generate import Refused, Role
 
 TEXT = "The quick brown fox jumps over the lazy dog. "

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice_gateway.errors import ApiError
-from sluice_gateway.requests import _CHAT, _COMPLETION, Limits, parse_chat, parse_completion
-from sluice_gateway.unsupported import CHAT, COMPLETION
+from sluice_gateway.openai.errors import ApiError
+from sluice_gateway.openai.requests import _CHAT, _COMPLETION, Limits, parse_chat, parse_completion
+from sluice_gateway.openai.unsupported import CHAT, COMPLETION
 
 pytestmark = pytest.mark.slow
 

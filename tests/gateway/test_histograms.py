@@ -6,12 +6,12 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from sluice_engine.health.exposition import exposition_of
-from sluice_engine.health.metrics import MetricKind
-from sluice_gateway.gateway_metrics import GATEWAY_METRICS
-from sluice_gateway.histograms import Histogram, Latencies
 from sluice_gateway.memory import MemoryEngine
+from sluice_gateway.status.gateway_metrics import GATEWAY_METRICS
+from sluice_gateway.status.histograms import Histogram, Latencies
 from sluice_protocol.generate import Role
+from sluice_runtime.health.exposition import exposition_of
+from sluice_runtime.health.metrics import MetricKind
 
 
 def exported(latencies: Latencies) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from typing import Any
 import openai
 import pytest
 
-from sluice_gateway.conversation import parse_messages
-from sluice_gateway.errors import ApiError
 from sluice_gateway.memory import MemoryEngine
-from sluice_gateway.messages import Message, Speaker
-from sluice_gateway.requests import Limits, parse_chat, parse_completion
-from sluice_gateway.unsupported import CHAT, COMPLETION, IGNORED, MESSAGE, MESSAGE_IGNORED, Unsupported
+from sluice_gateway.openai.conversation import parse_messages
+from sluice_gateway.openai.errors import ApiError
+from sluice_gateway.openai.messages import Message, Speaker
+from sluice_gateway.openai.requests import Limits, parse_chat, parse_completion
+from sluice_gateway.openai.unsupported import CHAT, COMPLETION, IGNORED, MESSAGE, MESSAGE_IGNORED, Unsupported
 from sluice_protocol.generate import Role
 
 USER = {"role": "user", "content": "hi"}

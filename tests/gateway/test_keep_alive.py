@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from sluice_gateway.errors import poison_suspected, queue_full
-from sluice_gateway.keep_alive import COMMENT, Life, Pace
+from sluice_gateway.http.keep_alive import COMMENT, Life, Pace
 from sluice_gateway.memory import Fault, MemoryEngine
+from sluice_gateway.openai.errors import poison_suspected, queue_full
 from sluice_protocol.generate import Refused, Role
 
 pytestmark = pytest.mark.slow

@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from sluice_engine.health.layout import State
-from sluice_engine.health.reading import Copy
-from sluice_engine.health.recorder import Recorder
-from sluice_gateway.encoding import MESSAGE_CHARACTERS
-from sluice_gateway.fleet import Fleet, FleetError, Member
 from sluice_gateway.gateway import Gateway
-from sluice_gateway.link import Link, Timings
-from sluice_gateway.marks import GatewayMarks
-from sluice_gateway.members import read_fleet, watch_fleet
 from sluice_gateway.memory import MemoryFleet
-from sluice_gateway.prepare import THREAD_CHARACTERS
-from sluice_gateway.route import no_keys
+from sluice_gateway.routing.fleet import Fleet, FleetError, Member
+from sluice_gateway.routing.link import Link, Timings
+from sluice_gateway.routing.members import read_fleet, watch_fleet
+from sluice_gateway.routing.route import no_keys
 from sluice_gateway.settings import Settings
-from sluice_gateway.tokenizer import load_tokenizer
-from sluice_gateway.watched_rows import GATEWAY_KIND
+from sluice_gateway.status.marks import GatewayMarks
+from sluice_gateway.status.watched_rows import GATEWAY_KIND
+from sluice_gateway.text.encoding import MESSAGE_CHARACTERS
+from sluice_gateway.text.prepare import THREAD_CHARACTERS
+from sluice_gateway.text.tokenizer import load_tokenizer
 from sluice_protocol.generate import Role
+from sluice_runtime.health.layout import State
+from sluice_runtime.health.reading import Copy
+from sluice_runtime.health.recorder import Recorder
 
 TOO_DEEP = "[" * 200_000
 

@@ -13,14 +13,14 @@ from typing import Any
 import orjson
 import pytest
 
-from sluice_gateway.counters import Counters
-from sluice_gateway.encoding import Kind, encode_request
-from sluice_gateway.errors import ApiError
-from sluice_gateway.large_requests import LargeRequests, WorkerSpec
-from sluice_gateway.prompt_wire import pack_ids, unpack_ids
-from sluice_gateway.prompt_worker import NICE
-from sluice_gateway.requests import Limits, parse_chat, parse_completion
-from sluice_gateway.tokenizer import FileTokenizer, load_tokenizer, tokenizer_digest
+from sluice_gateway.openai.errors import ApiError
+from sluice_gateway.openai.requests import Limits, parse_chat, parse_completion
+from sluice_gateway.status.counters import Counters
+from sluice_gateway.text.encoding import Kind, encode_request
+from sluice_gateway.text.large_requests import LargeRequests, WorkerSpec
+from sluice_gateway.text.prompt_wire import pack_ids, unpack_ids
+from sluice_gateway.text.prompt_worker import NICE
+from sluice_gateway.text.tokenizer import FileTokenizer, load_tokenizer, tokenizer_digest
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 

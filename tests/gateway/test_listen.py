@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from sluice_gateway.serve import listen, url_of
+from sluice_gateway.http.serve import listen, url_of
 
 
 def dial(host: str, port: int) -> str:

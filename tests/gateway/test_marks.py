@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from sluice_engine.health.layout import State
-from sluice_engine.health.reading import Copy, Reading, carry
-from sluice_engine.health.recorder import Recorder
-from sluice_engine.health.verdict import Budgets, Kind, Verdict, verdict
-from sluice_engine.health.watched import Reason
-from sluice_gateway.marks import GatewayMarks
-from sluice_gateway.watched_rows import GATEWAY_KIND, GATEWAY_MIRROR, GATEWAY_ROWS, GatewayReason
+from sluice_gateway.status.marks import GatewayMarks
+from sluice_gateway.status.watched_rows import GATEWAY_KIND, GATEWAY_MIRROR, GATEWAY_ROWS, GatewayReason
+from sluice_runtime.health.layout import State
+from sluice_runtime.health.reading import Copy, Reading, carry
+from sluice_runtime.health.recorder import Recorder
+from sluice_runtime.health.verdict import Budgets, Kind, Verdict, verdict
+from sluice_runtime.health.watched import Reason
 
 REPORT = {"queued": 0, "running": 0, "counters": {}, "engines": []}
 

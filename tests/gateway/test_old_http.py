@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from raw_request import hang_up, unified
 
-from sluice_gateway.framing import as_chunk, as_it_is, frame_of
+from sluice_gateway.http.framing import as_chunk, as_it_is, frame_of
 
 ASKED = {"model": "m", "prompt": "x", "max_tokens": 50, "stream": True}
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from sluice_gateway import faults
-from sluice_gateway.fleet import Fleet
-from sluice_gateway.link import Timings
 from sluice_gateway.memory import Fault, MemoryEngine
-from sluice_gateway.reasons import ENGINE_LOST
+from sluice_gateway.routing.fleet import Fleet
+from sluice_gateway.routing.link import Timings
+from sluice_gateway.routing.reasons import ENGINE_LOST
 from sluice_protocol.generate import Refused, Role
 
 pytestmark = pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from sluice_gateway.prompt_queue import Blame, Entry, Phase, blame, next_starts
+from sluice_gateway.text.prompt_queue import Blame, Entry, Phase, blame, next_starts
 
 PARSE, PARSED, ENCODE = Phase.PARSE, Phase.PARSED, Phase.ENCODE
 

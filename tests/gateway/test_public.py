@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from sluice_engine import log
-from sluice_gateway.client_names import MAX_NAME, ClientNames
+from sluice_gateway.openai.client_names import MAX_NAME, ClientNames
+from sluice_protocol.service_spec import LogFormat
+from sluice_runtime import log
 
 
 async def test_health_is_503_when_nothing_can_be_served(start: Any) -> None:
@@ -87,13 +88,13 @@ async def test_chunks_have_no_place_in_http_1_0(start: Any) -> None:
 @pytest.mark.parametrize("header", ["x-request-id", "X-Client-Request-Id"])
 async def test_a_clients_name_for_its_request_is_bounded_and_escaped_in_the_log(start: Any, header: str) -> None:
     stack, said = await start(), io.StringIO()
-    log.configure(log.LogFormat.HUMAN, "gateway", said)
+    log.configure(LogFormat.HUMAN, "gateway", said)
     try:
         name = "a b\t" + "x" * 1000
         body = {"model": "m", "prompt": "x", "max_tokens": 1}
         answer = await stack.http.post("/v1/completions", json=body, headers={header: name})
     finally:
-        log.configure(log.LogFormat.OFF, "gateway")
+        log.configure(LogFormat.OFF, "gateway")
     assert answer.status_code == 200
     [line] = [line for line in said.getvalue().splitlines() if "request queued" in line]
     assert f'client_request="a b?{"x" * (MAX_NAME - 4)}"' in line

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_gateway.fleet import Engine, Member
-from sluice_gateway.queue import Dispatch, Idle, Waiting, expired, fits, next_dispatch, wake_at
-from sluice_gateway.route import NO_PAIR, NO_ROOM, Wanted, no_keys
+from sluice_gateway.routing.fleet import Engine, Member
+from sluice_gateway.routing.queue import Dispatch, Idle, Waiting, expired, fits, next_dispatch, wake_at
+from sluice_gateway.routing.route import NO_PAIR, NO_ROOM, Wanted, no_keys
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import EngineHello, Load, Role
 

@@ -10,18 +10,18 @@ import grpc
 import grpc.aio
 import pytest
 
-from sluice_engine.grpc_options import KEY_HEADER
-from sluice_gateway.fleet import Engine, Member
-from sluice_gateway.lack import describe_queue
-from sluice_gateway.latency import MOST, WINDOW_S, Gaps
-from sluice_gateway.report import Known, make_report
-from sluice_gateway.route import Wanted
-from sluice_gateway.server import serving_reports
+from sluice_gateway.http.server import serving_reports
+from sluice_gateway.routing.fleet import Engine, Member
+from sluice_gateway.routing.lack import describe_queue
+from sluice_gateway.routing.report import Known, make_report
+from sluice_gateway.routing.route import Wanted
+from sluice_gateway.status.latency import MOST, WINDOW_S, Gaps
 from sluice_protocol import codec
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.fleet import MAX_ENGINES, MAX_TROUBLE, FleetReport, Queue
 from sluice_protocol.generate import SCHEMA_VERSION, EngineHello, Load, Role
 from sluice_protocol.v1 import fleet_pb2, fleet_pb2_grpc
+from sluice_runtime.rpc.options import KEY_HEADER
 
 PREFILL, DECODE, UNIFIED = Role.PREFILL, Role.DECODE, Role.UNIFIED
 FULL = {"running": 8}

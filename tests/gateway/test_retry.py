@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_gateway.reasons import POLICIES, TOKENS_SUSPECT, client_error, policy_of
-from sluice_gateway.retry import Again, Done, GiveUp, TryResult, judge
-from sluice_gateway.session import Lost
+from sluice_gateway.routing.reasons import POLICIES, TOKENS_SUSPECT, client_error, policy_of
+from sluice_gateway.routing.retry import Again, Done, GiveUp, TryResult, judge
+from sluice_gateway.routing.session import Lost
 from sluice_protocol.generate import Ended, EndReason, Refused
 
 LOST = Lost("EngineLost", "gone")

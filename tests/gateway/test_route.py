@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_gateway.fleet import Engine, FleetError, Member, Pair, parse_fleet
-from sluice_gateway.route import NO_PAIR, NO_ROOM, NoRoute, Wanted, choose_pair
+from sluice_gateway.routing.fleet import Engine, FleetError, Member, Pair, parse_fleet
+from sluice_gateway.routing.route import NO_PAIR, NO_ROOM, NoRoute, Wanted, choose_pair
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import EngineHello, Load, Role
 

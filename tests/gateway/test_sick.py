@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sluice_gateway.link import Timings
 from sluice_gateway.memory import Fault, MemoryEngine
+from sluice_gateway.routing.link import Timings
 from sluice_protocol.generate import Role
 
 pytestmark = pytest.mark.slow

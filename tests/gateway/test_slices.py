@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_gateway.discover import parse_target
-from sluice_gateway.slices import LINGER_S, Endpoint, Present, addresses_of, read_slice
+from sluice_gateway.routing.discover import parse_target
+from sluice_gateway.routing.slices import LINGER_S, Endpoint, Present, addresses_of, read_slice
 
 
 def make_slice(*pods: tuple[str, str], family: str = "IPv4", port: int = 7000, **more: Any) -> dict[str, Any]:

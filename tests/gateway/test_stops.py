@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_gateway.stops import StopScanner
+from sluice_gateway.openai.stops import StopScanner
 
 texts = st.text("ab", max_size=30)
 strings = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4).map(tuple)

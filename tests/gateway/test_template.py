@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_gateway.messages import Message, Speaker, ToolCall
-from sluice_gateway.template import Marker, encode_chat, encode_prompt, encode_segments, render_chat
-from sluice_gateway.tokenizer import MARKERS, ByteTokenizer, FileTokenizer
+from sluice_gateway.openai.messages import Message, Speaker, ToolCall
+from sluice_gateway.text.template import Marker, encode_chat, encode_prompt, encode_segments, render_chat
+from sluice_gateway.text.tokenizer import MARKERS, ByteTokenizer, FileTokenizer
 
 SYSTEM, USER, ASSISTANT = Speaker.SYSTEM, Speaker.USER, Speaker.ASSISTANT
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from sluice_gateway.__main__ import make_settings, parse_arguments
-from sluice_gateway.encoders import ENCODER, FINAL, KNOWN, PREVIEW, SCRIPTED, Efforts, Encoder, efforts_of
-from sluice_gateway.errors import ApiError
 from sluice_gateway.memory import MemoryEngine
-from sluice_gateway.requests import ChatRequest, Limits, parse_chat
+from sluice_gateway.openai.errors import ApiError
+from sluice_gateway.openai.requests import ChatRequest, Limits, parse_chat
+from sluice_gateway.text.encoders import ENCODER, FINAL, KNOWN, PREVIEW, SCRIPTED, Efforts, Encoder, efforts_of
 from sluice_protocol.generate import Role
 
 # Written as DeepSeek's files write them, with shorter texts.

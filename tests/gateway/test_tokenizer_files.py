@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sluice_gateway.tokenizer import load_tokenizer
-from sluice_gateway.tokenizer_files import TokenizerError, check_files
+from sluice_gateway.text.tokenizer import load_tokenizer
+from sluice_gateway.text.tokenizer_files import TokenizerError, check_files
 
 LONG = "The code of amber falcon is 4719. " * 40
 Change = Callable[[dict[str, Any]], Any]

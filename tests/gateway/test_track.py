@@ -6,11 +6,11 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_gateway.detokenize import Pieces
-from sluice_gateway.frames import ChatFrames, Identity
-from sluice_gateway.sinks import CollectSink, StreamSink
-from sluice_gateway.tokenizer import ByteTokenizer
-from sluice_gateway.track import Track, TrackPlan
+from sluice_gateway.openai.frames import ChatFrames, Identity
+from sluice_gateway.openai.sinks import CollectSink, StreamSink
+from sluice_gateway.text.detokenize import Pieces
+from sluice_gateway.text.tokenizer import ByteTokenizer
+from sluice_gateway.text.track import Track, TrackPlan
 
 TOKENIZER = ByteTokenizer()
 STOP = ord("!")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from sluice_gateway.fleet import Fleet, Member, parse_fleet
 from sluice_gateway.memory import MemoryEngine
+from sluice_gateway.routing.fleet import Fleet, Member, parse_fleet
 from sluice_protocol.generate import Role
 
 WHY = "it died (exit status 1) and is started again; deaths so far: 7"

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from sluice_gateway import board, watcher
-from sluice_gateway.board import MAX_WATCHERS
-from sluice_gateway.watcher import Outgoing
+from sluice_gateway.http import watcher
+from sluice_gateway.http.watcher import Outgoing
+from sluice_gateway.routing import board
+from sluice_gateway.routing.board import MAX_WATCHERS
 
 pytestmark = pytest.mark.slow
 

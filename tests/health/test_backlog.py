@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from sluice_engine.health import backlog
-from sluice_engine.health.backlog import AcceptMarks, look_at_door
-from sluice_engine.health.reading import Copy, RowReading
-from sluice_engine.health.recorder import Recorder, RecorderNames
+from sluice_runtime.health import backlog
+from sluice_runtime.health.backlog import AcceptMarks, look_at_door
+from sluice_runtime.health.reading import Copy, RowReading
+from sluice_runtime.health.recorder import Recorder, RecorderNames
 
 BACKLOG = 4
 SERVER = f"""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sluice_engine.health.layout import Phase, State
-from sluice_engine.health.reading import Exit, Reading, RowReading, Thread, carry
-from sluice_engine.health.verdict import Budgets, Kind, Verdict, verdict
-from sluice_engine.health.watched import Reason
 from sluice_engine.watched_rows import EngineReason, engine_rows, named_death
 from sluice_protocol.generate import Role
+from sluice_runtime.health.layout import Phase, State
+from sluice_runtime.health.reading import Exit, Reading, RowReading, Thread, carry
+from sluice_runtime.health.verdict import Budgets, Kind, Verdict, verdict
+from sluice_runtime.health.watched import Reason
 
 WATCHED = engine_rows(Role.DECODE, "nixl")
 BUDGETS = Budgets(floor_s=10.0)

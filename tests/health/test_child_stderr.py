@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from sluice_engine.child_stderr import MAX_LINE_BYTES, ChildStderr, passed_on
-from sluice_engine.log import LogFormat
-from sluice_engine.processes import json_lines
+from sluice_protocol.service_spec import LogFormat
+from sluice_runtime.process.child_stderr import MAX_LINE_BYTES, ChildStderr, passed_on
+from sluice_runtime.process.processes import json_lines
 
 pytestmark = pytest.mark.timeout(60)
 DEADLINE_S = 30.0
@@ -29,7 +29,7 @@ os.write(2, b'{"event": "already a record"}\\n' + b'the last, cut')
 """
 FLOOD = """
 import sys
-from sluice_engine.outlet import drop_what_nobody_reads
+from sluice_runtime.process.outlet import drop_what_nobody_reads
 drop_what_nobody_reads()
 for number in range(40_000):
     print("x" * 99, file=sys.stderr)

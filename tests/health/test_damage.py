@@ -18,18 +18,18 @@ from typing import Any
 import pytest
 from stopped import stop_process
 
-from sluice_engine import supervise
-from sluice_engine.health import evidence
-from sluice_engine.health.guard import EXIT_DEAD, EXIT_WEDGED, Guard, Policy, Service
-from sluice_engine.health.incidents import QuarantinePolicy, read_incidents
-from sluice_engine.health.layout import WORD, Field, Header, Phase, Readiness, mirror_at, row_at
-from sluice_engine.health.marks import LeaderMarks
-from sluice_engine.health.reading import Copy
-from sluice_engine.health.recorder import Recorder
-from sluice_engine.health.spec import HealthSpec
-from sluice_engine.health.verdict import Kind, Verdict
+from sluice_engine.leader.marks import LeaderMarks
+from sluice_engine.supervisor import supervise
 from sluice_gateway import supervised
-from sluice_gateway.watched_rows import GATEWAY_KIND, GATEWAY_MIRROR, GATEWAY_ROWS, GatewayReason
+from sluice_gateway.status.watched_rows import GATEWAY_KIND, GATEWAY_MIRROR, GATEWAY_ROWS, GatewayReason
+from sluice_protocol.service_spec import HealthSpec
+from sluice_runtime.health import evidence
+from sluice_runtime.health.guard import EXIT_DEAD, EXIT_WEDGED, Guard, Policy, Service
+from sluice_runtime.health.incidents import QuarantinePolicy, read_incidents
+from sluice_runtime.health.layout import WORD, Field, Header, Phase, Readiness, mirror_at, row_at
+from sluice_runtime.health.reading import Copy
+from sluice_runtime.health.recorder import Recorder
+from sluice_runtime.health.verdict import Kind, Verdict
 
 ALL_ONES = (1 << 64) - 1
 
@@ -260,11 +260,11 @@ async def test_a_gateway_that_cannot_be_started_is_an_incident(tmp_path: Path, m
 CUT = """
 import asyncio, os, sys
 from pathlib import Path
-from sluice_engine.health.guard import Guard, Policy
-from sluice_engine.health.service import Service
-from sluice_engine.health.layout import Phase
-from sluice_engine.health.reading import Exit
-from sluice_gateway.watched_rows import GATEWAY_KIND, GATEWAY_ROWS
+from sluice_runtime.health.guard import Guard, Policy
+from sluice_runtime.health.service import Service
+from sluice_runtime.health.layout import Phase
+from sluice_runtime.health.reading import Exit
+from sluice_gateway.status.watched_rows import GATEWAY_KIND, GATEWAY_ROWS
 
 async def main():
     service = Service("gateway", "gateway", Path(sys.argv[1]), GATEWAY_KIND, dict, dict)

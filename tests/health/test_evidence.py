@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from sluice_engine.health import stacks
-from sluice_engine.health.evidence import EvidenceLimits, prune, write_bundle
-from sluice_engine.health.incidents import (
+from sluice_runtime.health import stacks
+from sluice_runtime.health.evidence import EvidenceLimits, prune, write_bundle
+from sluice_runtime.health.incidents import (
     Incident,
     QuarantinePolicy,
     boot_id,
@@ -23,16 +23,16 @@ from sluice_engine.health.incidents import (
     note_incident,
     read_incidents,
 )
-from sluice_engine.health.reading import Copy
-from sluice_engine.health.recorder import Recorder, RecorderNames
-from sluice_engine.health.stacks import STACKS_SIGNAL, can_answer, collect_stacks, share_stacks
-from sluice_engine.health.verdict import Kind, Verdict
+from sluice_runtime.health.reading import Copy
+from sluice_runtime.health.recorder import Recorder, RecorderNames
+from sluice_runtime.health.stacks import STACKS_SIGNAL, can_answer, collect_stacks, share_stacks
+from sluice_runtime.health.verdict import Kind, Verdict
 
 WEDGE = Verdict(Kind.WEDGED, "DeviceStuck", "rank0.device", "device", 31.0, 30.0, 4)
 CHILD = """
 import sys, threading, time
 from pathlib import Path
-from sluice_engine.health.stacks import answer_with_stacks
+from sluice_runtime.health.stacks import answer_with_stacks
 answer_with_stacks(Path(sys.argv[1]), "child")
 def waits_for_ever(): threading.Event().wait()
 threading.Thread(target=waits_for_ever, daemon=True).start()
@@ -194,7 +194,7 @@ def test_what_comes_last_loses_nothing_of_what_there_was_before(tmp_path, record
 
     seen: list[Path] = []
     with monkeypatch.context() as patch:
-        patch.setattr("sluice_engine.health.evidence.describe_process", no_room)
+        patch.setattr("sluice_runtime.health.evidence.describe_process", no_room)
         path = bundle(tmp_path, recorder, {"child": os.getpid()}, published=seen.append)
     assert seen == [path]
     assert "No space left on device" in (path / "PARTIAL").read_text()
@@ -207,7 +207,7 @@ def test_what_comes_last_loses_nothing_of_what_there_was_before(tmp_path, record
 
 def test_what_hangs_last_is_behind_what_is_published(tmp_path, recorder, monkeypatch) -> None:
     over, seen = threading.Event(), queue.Queue()
-    monkeypatch.setattr("sluice_engine.health.evidence.describe_machine", lambda _: str(over.wait(60)))
+    monkeypatch.setattr("sluice_runtime.health.evidence.describe_machine", lambda _: str(over.wait(60)))
     writing = threading.Thread(target=lambda: bundle(tmp_path, recorder, published=seen.put))
     writing.start()
     try:

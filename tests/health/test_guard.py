@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from sluice_engine.engine_kind import engine_kind
-from sluice_engine.engine_metrics import ENGINE_METRICS
-from sluice_engine.health import evidence, guard
-from sluice_engine.health.evidence import EvidenceLimits
-from sluice_engine.health.exposition import HEALTH_METRICS
-from sluice_engine.health.guard import EXIT_DEAD, EXIT_WEDGED, Guard, Policy
-from sluice_engine.health.incidents import QuarantinePolicy
-from sluice_engine.health.layout import Phase, Readiness
-from sluice_engine.health.reading import Exit
-from sluice_engine.health.service import Service
-from sluice_engine.health.verdict import Budgets, Kind, Verdict
-from sluice_engine.health.watched import Reason
+from sluice_engine.supervisor.engine_kind import engine_kind
+from sluice_engine.supervisor.engine_metrics import ENGINE_METRICS
 from sluice_protocol.generate import Role
+from sluice_runtime.health import evidence, guard
+from sluice_runtime.health.evidence import EvidenceLimits
+from sluice_runtime.health.exposition import HEALTH_METRICS
+from sluice_runtime.health.guard import EXIT_DEAD, EXIT_WEDGED, Guard, Policy
+from sluice_runtime.health.incidents import QuarantinePolicy
+from sluice_runtime.health.layout import Phase, Readiness
+from sluice_runtime.health.reading import Exit
+from sluice_runtime.health.service import Service
+from sluice_runtime.health.verdict import Budgets, Kind, Verdict
+from sluice_runtime.health.watched import Reason
 
 pytestmark = pytest.mark.slow
 
@@ -191,7 +191,7 @@ async def test_closing_keeps_evidence_says_why_and_stays_live_meanwhile(
 ) -> None:
     scene.guard.started()
     asked = threading.Event()
-    monkeypatch.setattr(guard.hooks, "reach", lambda point: asked.wait(30))
+    monkeypatch.setattr(guard.fault_points, "reach", lambda point: asked.wait(30))
     closing = asyncio.create_task(scene.guard.close(WEDGE))
     await asyncio.sleep(0)
     assert await statuses(scene) == {"/livez": 200, "/readyz": 503, "/startupz": 503, "/health": 200}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_engine.health.last_words import MAX_BYTES, cause_of_death
+from sluice_runtime.health.last_words import MAX_BYTES, cause_of_death
 
 
 def traceback(last: str) -> list[str]:
@@ -26,7 +26,7 @@ def traceback(last: str) -> list[str]:
         ("ImportError: libfoo.so.1: cannot open", "ImportError: libfoo.so.1: cannot open"),
         ("PermissionError: [Errno 13] denied: '/etc/key'", "PermissionError: [Errno 13] denied: '/etc/key'"),
         ("ValueError: my secret prompt", "ValueError"),
-        ("sluice_gateway.errors.Odd: my secret prompt", "sluice_gateway.errors.Odd"),
+        ("sluice_gateway.openai.errors.Odd: my secret prompt", "sluice_gateway.openai.errors.Odd"),
         ("KeyError", "KeyError"),
     ],
 )

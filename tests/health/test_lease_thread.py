@@ -9,14 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from sluice_engine.health.layout import State
-from sluice_engine.health.reading import Copy, Exit
-from sluice_engine.health.recorder import Recorder, RecorderNames
-from sluice_engine.health.verdict import Budgets
-from sluice_engine.health.watch import Watch
-from sluice_engine.lease.thread import LeaseThread
+from sluice_engine.leader.lease.thread import LeaseThread
 from sluice_engine.watched_rows import LEASE_THREAD, EngineReason, engine_rows, named_death
 from sluice_protocol.generate import Role
+from sluice_runtime.health.layout import State
+from sluice_runtime.health.reading import Copy, Exit
+from sluice_runtime.health.recorder import Recorder, RecorderNames
+from sluice_runtime.health.verdict import Budgets
+from sluice_runtime.health.watch import Watch
 
 
 @pytest.mark.timeout(60)

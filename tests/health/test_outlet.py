@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sluice_engine.outlet import Outlet
+from sluice_runtime.process.outlet import Outlet
 
 LINE = b"x" * 999 + b"\n"
 DEADLINE_S = 30.0

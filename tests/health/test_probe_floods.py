@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice_engine.probes import MAX_CONNECTIONS, ProbeServer, Query, json_answer
+from sluice_runtime.probes import MAX_CONNECTIONS, ProbeServer, Query, json_answer
 
 pytestmark = pytest.mark.slow
 
@@ -97,7 +97,7 @@ async def test_a_route_that_fails_is_said_and_ends_nothing(port: int) -> None:
 def test_a_process_may_open_as_many_files_as_it_is_allowed_to() -> None:
     code = """
 import resource
-from sluice_engine.descriptors import raise_limit
+from sluice_runtime.descriptors import raise_limit
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
 raise_limit()

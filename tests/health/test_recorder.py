@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_engine.engine_kind import engine_kind
-from sluice_engine.health import layout
-from sluice_engine.health.layout import SUPERVISOR, Field, Phase, Readiness, State
-from sluice_engine.health.marks import LeaderMarks
-from sluice_engine.health.reading import Copy
-from sluice_engine.health.recorder import Recorder, RecorderError, RecorderNames, unrecorded
+from sluice_engine.leader.marks import LeaderMarks
+from sluice_engine.supervisor.engine_kind import engine_kind
 from sluice_engine.watched_rows import EngineMirror, EngineWriter, engine_rows
-from sluice_gateway.watched_rows import GATEWAY_ROWS
+from sluice_gateway.status.watched_rows import GATEWAY_ROWS
 from sluice_protocol.generate import Role
+from sluice_runtime.health import layout
+from sluice_runtime.health.layout import SUPERVISOR, Field, Phase, Readiness, State
+from sluice_runtime.health.reading import Copy
+from sluice_runtime.health.recorder import Recorder, RecorderError, RecorderNames, unrecorded
 
 NAMES = RecorderNames(("leader.loop", "rank0.loop"), ("books", "leases"), ("leader",))
 
@@ -108,8 +108,8 @@ def test_readiness_is_the_supervisors_word(recorder: Recorder) -> None:
 
 def test_it_survives_a_writer_that_is_killed_at_any_moment(recorder: Recorder) -> None:
     script = (
-        "import sys; from pathlib import Path; from sluice_engine.health.recorder import Recorder\n"
-        "from sluice_engine.health.layout import Phase\n"
+        "import sys; from pathlib import Path; from sluice_runtime.health.recorder import Recorder\n"
+        "from sluice_runtime.health.layout import Phase\n"
         "r = Recorder.attach(Path(sys.argv[1])); row = r.row('leader.loop'); row.begin(Phase.SERVING); n = 0\n"
         "while True:\n"
         "    n += 1; row.tick(); row.progress(n); r.mirror('books', {'n': n, 'again': n})\n"

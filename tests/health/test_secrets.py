@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sluice_engine.health.evidence import write_bundle
-from sluice_engine.health.recorder import Recorder, RecorderNames
-from sluice_engine.health.secrets import without_secrets
-from sluice_engine.health.verdict import Kind, Verdict
+from sluice_runtime.health.evidence import write_bundle
+from sluice_runtime.health.recorder import Recorder, RecorderNames
+from sluice_runtime.health.secrets import without_secrets
+from sluice_runtime.health.verdict import Kind, Verdict
 
 pytestmark = pytest.mark.slow
 

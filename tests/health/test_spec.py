@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from sluice_engine.errors import SpecError
-from sluice_engine.health.spec import HealthSpec
 from sluice_engine.spec import load_spec
+from sluice_protocol.service_spec import HealthSpec
+from sluice_runtime.errors import SpecError
 
 BAD: list[tuple[str, Any]] = [
     ("floor_s", 0),
@@ -68,7 +68,7 @@ def test_a_spec_with_such_a_setting_names_the_file_and_the_field(tmp_path: Path)
     ],
 )
 def test_a_supervisor_that_was_asked_for_what_cannot_be_ends_with_2(tmp_path: Path, fields, said: str) -> None:
-    argv = [sys.executable, "-m", "sluice_engine.supervise", "--spec", str(spec_file(tmp_path, **fields))]
+    argv = [sys.executable, "-m", "sluice_engine.supervisor.supervise", "--spec", str(spec_file(tmp_path, **fields))]
     told = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert told.returncode == 2, told
     assert said in json.loads(told.stdout)["cause"]

@@ -22,7 +22,7 @@ import pytest
 from stack_double import Process, eventually
 from stopped import stop_process
 
-from sluice_engine.health.incidents import read_incidents
+from sluice_runtime.health.incidents import read_incidents
 
 MODEL = Path(__file__).parents[2] / "models" / "recall-1m"
 
@@ -39,7 +39,7 @@ def write_spec(run_dir: Path, **fields: Any) -> str:
 
 @contextmanager
 def supervised(run_dir: Path, **fields: Any) -> Iterator[Process]:
-    process = Process("-m", "sluice_engine.supervise", "--spec", write_spec(run_dir, **fields))
+    process = Process("-m", "sluice_engine.supervisor.supervise", "--spec", write_spec(run_dir, **fields))
     try:
         yield process
     finally:
@@ -48,7 +48,7 @@ def supervised(run_dir: Path, **fields: Any) -> Iterator[Process]:
 
 def leader_of(supervisor: int) -> int:
     for child in psutil.Process(supervisor).children():
-        if "sluice_engine.leader_main" in child.cmdline():
+        if "sluice_engine.leader.main" in child.cmdline():
             return child.pid
     return 0
 
@@ -126,7 +126,7 @@ def test_a_signal_that_comes_after_the_end_does_not_replace_its_status(tmp_path:
         taken.listen(1)
         port = taken.getsockname()[1]
         if service == "engine":
-            program = LATE_SIGNAL.format(module="sluice_engine.supervise")
+            program = LATE_SIGNAL.format(module="sluice_engine.supervisor.supervise")
             arguments = ["--spec", write_spec(tmp_path, ports={"probe": port})]
         else:
             program = LATE_SIGNAL.format(module="sluice_gateway.supervised")
@@ -166,7 +166,7 @@ def test_a_stdout_that_nobody_reads_stops_no_supervisor(tmp_path: Path) -> None:
     with ExitStack() as after:
         reading, writing = os.pipe()
         after.callback(os.close, reading)
-        argv = (sys.executable, "-m", "sluice_engine.supervise", "--spec", write_spec(tmp_path))
+        argv = (sys.executable, "-m", "sluice_engine.supervisor.supervise", "--spec", write_spec(tmp_path))
         process = subprocess.Popen(argv, stdout=writing)
         after.callback(process.wait, 10)
         after.callback(process.kill)

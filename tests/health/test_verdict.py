@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from sluice_engine.health.layout import Phase, State
-from sluice_engine.health.reading import Exit, Reading, RowReading, Thread, carry
-from sluice_engine.health.verdict import Budgets, Kind, Verdict, verdict
-from sluice_engine.health.watched import Reason
 from sluice_engine.watched_rows import HICACHE_CLIENT, TIER_COPIER, EngineReason, engine_rows, named_death
-from sluice_gateway.watched_rows import GATEWAY_ROWS, GatewayReason
+from sluice_gateway.status.watched_rows import GATEWAY_ROWS, GatewayReason
 from sluice_protocol.generate import Role
+from sluice_runtime.health.layout import Phase, State
+from sluice_runtime.health.reading import Exit, Reading, RowReading, Thread, carry
+from sluice_runtime.health.verdict import Budgets, Kind, Verdict, verdict
+from sluice_runtime.health.watched import Reason
 
 BUDGETS = Budgets(floor_s=10.0, factor=20.0, start_s=60.0)
 WATCHED = (*engine_rows(Role.DECODE, "nixl", ranks=2), TIER_COPIER, HICACHE_CLIENT, *GATEWAY_ROWS)

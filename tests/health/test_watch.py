@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from sluice_engine.health.layout import Phase, State
-from sluice_engine.health.marks import LeaderMarks
-from sluice_engine.health.reading import Exit, Thread
-from sluice_engine.health.recorder import Recorder, RecorderNames
-from sluice_engine.health.throughput import Throughput
-from sluice_engine.health.verdict import Budgets, Kind
-from sluice_engine.health.watch import MAX_WINDOW_S, PERIOD_S, RESTART_S, Watch
-from sluice_engine.health.watched import Reason
+from sluice_engine.leader.marks import LeaderMarks
 from sluice_engine.watched_rows import EngineReason, engine_rows
 from sluice_protocol.generate import Role
+from sluice_runtime.health.layout import Phase, State
+from sluice_runtime.health.reading import Exit, Thread
+from sluice_runtime.health.recorder import Recorder, RecorderNames
+from sluice_runtime.health.throughput import Throughput
+from sluice_runtime.health.verdict import Budgets, Kind
+from sluice_runtime.health.watch import MAX_WINDOW_S, PERIOD_S, RESTART_S, Watch
+from sluice_runtime.health.watched import Reason
 
 WATCHED = engine_rows(Role.DECODE, "nixl")
 FLOOR_S = 10.0

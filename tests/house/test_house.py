@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -9,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from sluice_gateway.reasons import POLICIES
+from sluice_gateway.routing.reasons import POLICIES
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "records",
     "protocol",
     "kernels",
+    "runtime",
     "engine",
     "services",
     "operator",
@@ -44,11 +46,11 @@ def test_no_module_is_named_after_nothing():
 @pytest.mark.parametrize(
     ("library", "allowed"),
     [
-        ("grpc", ("server.py", "client.py", "codec.py", "leader_main.py", "grpc_health.py", "self_call.py")),
+        ("grpc", ("server.py", "client.py", "codec.py", "leader/main.py", "rpc/health.py", "self_call.py")),
         ("nixl_cu13", ("nixl.py",)),
         ("fastapi", ("services/gateway",)),
         ("pydantic", ("services/gateway",)),
-        ("kopf", tuple(f"sluice_operator/{room}.py" for room in ("handlers",))),
+        ("kopf", tuple(f"sluice_operator/live/{room}.py" for room in ("handlers",))),
     ],
 )
 def test_a_library_is_met_in_its_own_rooms_only(library, allowed):
@@ -64,9 +66,9 @@ def test_a_library_is_met_in_its_own_rooms_only(library, allowed):
 
 @pytest.mark.parametrize(
     "module",
-    ["sluice_records", "sluice_protocol.codec", "sluice_engine.supervise", "sluice_engine.leader_main",
-     "sluice_engine.transport", "sluice_engine.transfer.sidecar", "sluice_gateway.__main__",
-     "sluice_gateway.supervised", "sluice_operator.plan", "sluice_cli.__main__"],
+    ["sluice_records", "sluice_protocol.codec", "sluice_engine.supervisor.supervise", "sluice_engine.leader.main",
+     "sluice_engine.leader.transport", "sluice_engine.transfer.sidecar", "sluice_gateway.__main__",
+     "sluice_gateway.supervised", "sluice_operator.decide.plan", "sluice_cli.__main__"],
 )  # fmt: skip
 def test_torch_is_imported_on_the_ranks_side_only(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
@@ -75,11 +77,37 @@ def test_torch_is_imported_on_the_ranks_side_only(module):
 
 @pytest.mark.parametrize(
     "module",
-    ["sluice_engine.supervise", "sluice_engine.transfer.sidecar", "sluice_engine.rank", "sluice_gateway.supervised"],
+    [
+        "sluice_engine.supervisor.supervise",
+        "sluice_engine.transfer.sidecar",
+        "sluice_engine.rank.rank",
+        "sluice_gateway.supervised",
+    ],
 )
 def test_grpc_stays_out_of_supervisor_sidecar_and_ranks(module):
     code = f"import sys, {module}; sys.exit('grpc' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+FOLDERS = sorted({path.parent for path in python_files()} - {ROOT / "tools/house"})
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
+def test_a_folder_has_no_more_modules_than_a_person_can_look_through(folder):
+    assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= 25
+
+
+def test_what_all_services_share_names_no_process_of_an_engine():
+    """Rows, reasons, mirrors and fault points are values that each service gives: a name of one would be a second
+    place that has to know it."""
+    named = re.compile(r"\b(leader|rank\d*|sidecar|zygote)\b")
+    found = [
+        f"{path.relative_to(ROOT)}: {node.value!r}"
+        for path in (ROOT / "runtime").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and named.search(node.value)
+    ]
+    assert found == []
 
 
 def test_every_target_is_documented():

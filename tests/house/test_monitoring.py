@@ -12,12 +12,12 @@ import promql_parser as promql
 import pytest
 import yaml
 
-from sluice_engine.engine_metrics import ENGINE_METRICS
-from sluice_engine.health.exposition import HEALTH_METRICS
-from sluice_engine.health.metrics import MetricKind, MetricSpec
-from sluice_gateway.counters import Counters
-from sluice_gateway.gateway_metrics import GATEWAY_METRICS
-from sluice_operator import metrics as operator_metrics
+from sluice_engine.supervisor.engine_metrics import ENGINE_METRICS
+from sluice_gateway.status.counters import Counters
+from sluice_gateway.status.gateway_metrics import GATEWAY_METRICS
+from sluice_operator.decide import metrics as operator_metrics
+from sluice_runtime.health.exposition import HEALTH_METRICS
+from sluice_runtime.health.metrics import MetricKind, MetricSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "charts" / "sluice" / "monitoring"

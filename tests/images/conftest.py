@@ -14,9 +14,10 @@ from fake_api import FakeApi, endpoint_slice
 from fake_hub import FakeHub
 from pod_in_docker import Network, Pod, docker, why_no_docker
 
-from sluice_operator import certificates, names
+from sluice_operator import names
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import from_json
+from sluice_operator.keys import certificates
 from sluice_operator.names import PodRole
 from sluice_operator.render import ports
 from sluice_operator.render.engine import SPEC_FILE

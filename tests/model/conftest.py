@@ -18,9 +18,9 @@ from sluice_engine.model.config import ModelConfig, load_model_config
 from sluice_engine.model.forward import Model
 from sluice_engine.model.plan import Run
 from sluice_engine.model.tensors import Part, TensorSpec, expected_tensors
+from sluice_engine.model.views import BatchRecords, PoolViews
 from sluice_engine.model.weights import ModelWeights, load_weights
 from sluice_engine.pool import RecordPool, create_memory, map_pools
-from sluice_engine.views import BatchRecords, PoolViews
 from sluice_records import CachePrecision, Layouts, Perturbation, PoolPlan, RecordKind, build_layouts
 
 torch.set_num_threads(1)

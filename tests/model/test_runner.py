@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from sluice_engine.mirror import RecordMirror
-from sluice_engine.runner import ModelRunner
+from sluice_engine.rank.mirror import RecordMirror
+from sluice_engine.rank.runner import ModelRunner
 from sluice_engine.step import Batch, RecordRef, RowBinding, RowWork, SampledRow, StepDivergence
 from sluice_protocol.sampling import Sampling
 from sluice_records import PoolPlan, RecordKind

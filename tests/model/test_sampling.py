@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice_engine.sampling import BadLogits, Choice, Occurrences, choose_tokens, token_logprobs, uniform
-from sluice_engine.sampling_checks import fault_of
+from sluice_engine.leader.scheduling.sampling_checks import fault_of
+from sluice_engine.rank.sampling import BadLogits, Choice, Occurrences, choose_tokens, token_logprobs, uniform
 from sluice_protocol.sampling import BIAS, BOUNDS, Sampling
 
 VOCAB = 50

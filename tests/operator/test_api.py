@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from operator_cluster import manifest
 from operator_invalid import INVALID, changed, good
 
-from sluice_operator.accept import parse
 from sluice_operator.api import crd, reference
 from sluice_operator.api.field import api, camel, fields_of, item_type, snake
 from sluice_operator.api.schema import object_schema
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.api.value import from_json, to_json
-from sluice_operator.reasons import REASONS, Reason, render_troubleshooting
+from sluice_operator.decide.accept import parse
+from sluice_operator.decide.reasons import REASONS, Reason, render_troubleshooting
 
 MINIMAL = {
     "model": {"uri": "pvc://models/tiny"},

@@ -6,10 +6,10 @@ import pytest
 
 from sluice_operator.api.enums import PolicyType, SelectPolicy
 from sluice_operator.api.spec import AutoSpec, BehaviorSpec, ScalingPolicy, ScalingRules
-from sluice_operator.autoscale import GONE_NODE_S, WARM_UP_S, Inputs, decide, gather
+from sluice_operator.decide.autoscale import GONE_NODE_S, WARM_UP_S, Inputs, decide, gather
+from sluice_operator.decide.observed import EngineReport, GatewayReport, Load, Memory, Observed, Pod, Wish
+from sluice_operator.decide.scaling_rules import bound, remember
 from sluice_operator.names import PodRole
-from sluice_operator.observed import EngineReport, GatewayReport, Load, Memory, Observed, Pod, Wish
-from sluice_operator.scaling_rules import bound, remember
 
 TICK_S = 10.0
 PAGES = 100

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from sluice_engine.tls.identity import Identity
-from sluice_operator import certificates
-from sluice_operator.certificates import (
+from sluice_operator.keys import certificates
+from sluice_operator.keys.certificates import (
     Authorities,
     NotOurs,
     issue,
@@ -19,6 +18,7 @@ from sluice_operator.certificates import (
     read_leaf,
     server_name,
 )
+from sluice_runtime.tls.identity import Identity
 
 LATER = time.time() + 1000.0
 

@@ -8,8 +8,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from sluice_operator.cluster import Cluster, Conflict, Forbidden, Invalid, NotFound, Refused, Unreachable
-from sluice_operator.connection import Connection
+from sluice_operator.live.cluster import Cluster, Conflict, Forbidden, Invalid, NotFound, Refused, Unreachable
+from sluice_operator.live.connection import Connection
 
 POD = {"kind": "Pod", "metadata": {"name": "p", "namespace": "ns"}}
 

@@ -7,7 +7,7 @@ import base64
 import pytest
 import yaml
 
-from sluice_operator.connection import Connection, ConnectionInvalid, from_kubeconfig, from_pod
+from sluice_operator.live.connection import Connection, ConnectionInvalid, from_kubeconfig, from_pod
 
 
 def kubeconfig(tmp_path, cluster, user):

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from operator_cluster import manifest
 
-from sluice_operator import drain
-from sluice_operator.accept import parse
-from sluice_operator.actions import Delete, Drain, MarkRevision, Scale, SetServing, WriteStatus
 from sluice_operator.api.spec import QuarantineSpec
-from sluice_operator.drain import may_die, open_new, settle
-from sluice_operator.failing import (
+from sluice_operator.decide import drain
+from sluice_operator.decide.accept import parse
+from sluice_operator.decide.actions import Delete, Drain, MarkRevision, Scale, SetServing, WriteStatus
+from sluice_operator.decide.drain import may_die, open_new, settle
+from sluice_operator.decide.failing import (
     STARTUP_SLACK_S,
     describe_ended,
     ended_by_nodes,
@@ -20,9 +20,8 @@ from sluice_operator.failing import (
     has_failed,
     why_not_ready,
 )
-from sluice_operator.incidents import merge, seen
-from sluice_operator.names import PodRole, Verdict, key_secret
-from sluice_operator.observed import (
+from sluice_operator.decide.incidents import merge, seen
+from sluice_operator.decide.observed import (
     EngineReport,
     GatewayReport,
     Load,
@@ -33,8 +32,9 @@ from sluice_operator.observed import (
     Termination,
     Workload,
 )
-from sluice_operator.plan import plan
-from sluice_operator.quarantine import quarantine
+from sluice_operator.decide.plan import plan
+from sluice_operator.decide.quarantine import quarantine
+from sluice_operator.names import PodRole, Verdict, key_secret
 from sluice_operator.render.revision import StandardRenderer, revision_hash
 
 NOW, TIMEOUT = 100_000.0, 30.0

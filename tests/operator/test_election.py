@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from sluice_operator.cluster import Conflict, Unreachable
-from sluice_operator.election import Election, Leadership
-from sluice_operator.lease import Timing
+from sluice_operator.decide.lease import Timing
+from sluice_operator.live.cluster import Conflict, Unreachable
+from sluice_operator.live.election import Election, Leadership
 
 TIMING = Timing(duration=20, deadline=10, period=2, call=8)
 

@@ -9,23 +9,23 @@ import grpc.aio
 import pytest
 from fake_fleet import FakeEngine, FakeGateway, _Engine, _Fleet
 
-from sluice_engine.address import join
-from sluice_operator import fleet_client
-from sluice_operator.actions import Drain
-from sluice_operator.apply import DONE, STALE, Applier
-from sluice_operator.cluster import Cluster
-from sluice_operator.connection import Connection
-from sluice_operator.fleet import Contact, Heard, read_load, read_report, read_status
-from sluice_operator.fleet_client import LiveFleet
-from sluice_operator.keyring import Keyring
+from sluice_operator.decide.actions import Drain
+from sluice_operator.decide.observed import Load, Memory, Observed, Pod
+from sluice_operator.keys.keyring import Keyring
+from sluice_operator.live import fleet_client
+from sluice_operator.live.apply import DONE, STALE, Applier
+from sluice_operator.live.cluster import Cluster
+from sluice_operator.live.connection import Connection
+from sluice_operator.live.fleet import Contact, Heard, read_load, read_report, read_status
+from sluice_operator.live.fleet_client import LiveFleet
+from sluice_operator.live.observe import Known
 from sluice_operator.names import PodRole
-from sluice_operator.observe import Known
-from sluice_operator.observed import Load, Memory, Observed, Pod
 from sluice_operator.render import ports
 from sluice_protocol.fleet import FleetReport, Queue, RoutedEngine
 from sluice_protocol.generate import Load as EngineLoad
 from sluice_protocol.generate import Role
 from sluice_protocol.v1 import engine_pb2_grpc, fleet_pb2_grpc
+from sluice_runtime.address import join
 
 
 def pod(name, role, ready=True, started=True):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from operator_cluster import manifest
 
-from sluice_operator.accept import parse
 from sluice_operator.api.spec import ModelDeploymentSpec
+from sluice_operator.decide.accept import parse
 from sluice_operator.names import PodRole
 from sluice_operator.render.children import OwnerRef, standing
 from sluice_operator.render.revision import StandardRenderer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from operator_cluster import PAGES, TICK_S, Cluster, manifest, with_tag
 
-from sluice_operator.actions import Delete, Remember, SetDecodeReplicas, Tell, WriteStatus
 from sluice_operator.api.spec import AutoSpec
+from sluice_operator.decide.actions import Delete, Remember, SetDecodeReplicas, Tell, WriteStatus
 from sluice_operator.names import PodRole
 
 pytestmark = pytest.mark.slow

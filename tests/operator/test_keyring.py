@@ -11,16 +11,17 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from sluice_engine.tls.peers import Peer
-from sluice_operator import certificates, names
-from sluice_operator.actions import Certify
+from sluice_operator import names
 from sluice_operator.api.spec import MetadataSpec
-from sluice_operator.apply import DONE, STALE, Applier
-from sluice_operator.cluster import Cluster
-from sluice_operator.connection import Connection
-from sluice_operator.keyring import OWN_LIFE_S, Keyring
+from sluice_operator.decide.actions import Certify
+from sluice_operator.keys import certificates
+from sluice_operator.keys.keyring import OWN_LIFE_S, Keyring
+from sluice_operator.keys.rotation import BeginRotation, IssueLeaf, Lives, rotate
+from sluice_operator.live.apply import DONE, STALE, Applier
+from sluice_operator.live.cluster import Cluster
+from sluice_operator.live.connection import Connection
 from sluice_operator.names import PodRole
-from sluice_operator.rotation import BeginRotation, IssueLeaf, Lives, rotate
+from sluice_runtime.tls.peers import Peer
 
 SETTLE_S = Lives().settle
 UID = "uid-1"

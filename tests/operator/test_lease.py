@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_operator import lease
-from sluice_operator.election import Leadership
-from sluice_operator.lease import Held, Sighting, Timing
+from sluice_operator.decide import lease
+from sluice_operator.decide.lease import Held, Sighting, Timing
+from sluice_operator.live.election import Leadership
 
 TIMING = Timing(duration=20, deadline=10, period=2, call=8)
 

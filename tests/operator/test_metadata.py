@@ -8,10 +8,10 @@ import pytest
 from operator_cluster import Cluster, manifest
 from template_api import Api, look, nothing
 
-from sluice_operator.accept import parse
-from sluice_operator.actions import Apply, Label
 from sluice_operator.api.spec import MetadataSpec, ModelDeploymentSpec
 from sluice_operator.api.value import from_json
+from sluice_operator.decide.accept import parse
+from sluice_operator.decide.actions import Apply, Label
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.render.children import (
     OwnerRef,

@@ -7,14 +7,14 @@ import asyncio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sluice_operator import metrics
-from sluice_operator.cluster import Cluster, NotFound, Unreachable
-from sluice_operator.connection import Connection
-from sluice_operator.probes import Probes
-from sluice_operator.reconcile import RECONCILE_S
+from sluice_operator.decide import metrics
+from sluice_operator.live.cluster import Cluster, NotFound, Unreachable
+from sluice_operator.live.connection import Connection
+from sluice_operator.live.probes import Probes
+from sluice_operator.live.reconcile import RECONCILE_S
+from sluice_operator.live.run import Operator, Options
+from sluice_operator.live.work import Work
 from sluice_operator.render.revision import StandardRenderer
-from sluice_operator.run import Operator, Options
-from sluice_operator.work import Work
 
 NOWHERE = Connection("https://127.0.0.1:1", token="t")
 FACTS = {

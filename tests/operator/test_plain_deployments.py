@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from operator_cluster import Cluster, manifest, with_tag
 from plain_deployments import PlainDeployments, ready_pairs
 
-from sluice_operator import rollout
-from sluice_operator.actions import Remember, Tell, WriteStatus
+from sluice_operator.decide import rollout
+from sluice_operator.decide.actions import Remember, Tell, WriteStatus
 from sluice_operator.names import PodRole
 
 pytestmark = pytest.mark.slow

@@ -8,18 +8,18 @@ from typing import Any, cast
 import pytest
 from operator_cluster import manifest
 
-from sluice_operator.accept import parse
-from sluice_operator.actions import Apply
 from sluice_operator.api.spec import ModelDeploymentSpec
-from sluice_operator.apply import Applier
-from sluice_operator.cluster import FIELD_MANAGER
-from sluice_operator.diff import additions, covers, leftovers
-from sluice_operator.keyring import Keyring
+from sluice_operator.decide.accept import parse
+from sluice_operator.decide.actions import Apply
+from sluice_operator.decide.diff import additions, covers, leftovers
+from sluice_operator.decide.observed import Child, Memory, Observed, Owner
+from sluice_operator.decide.plan import plan
+from sluice_operator.decide.reading import read_workload
+from sluice_operator.keys.keyring import Keyring
+from sluice_operator.live.apply import Applier
+from sluice_operator.live.cluster import FIELD_MANAGER
+from sluice_operator.live.observe import Known
 from sluice_operator.names import PodRole
-from sluice_operator.observe import Known
-from sluice_operator.observed import Child, Memory, Observed, Owner
-from sluice_operator.plan import plan
-from sluice_operator.reading import read_workload
 from sluice_operator.render.children import OwnerRef, gateway_deployment
 from sluice_operator.render.revision import StandardRenderer, gateway_hash
 

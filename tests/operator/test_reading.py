@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice_operator import names
-from sluice_operator.cluster import encode
+from sluice_operator.decide.observed import Owner, Termination
+from sluice_operator.decide.reading import owner_of, read_pod, read_workload
+from sluice_operator.live.cluster import encode
 from sluice_operator.names import PodRole
-from sluice_operator.observed import Owner, Termination
-from sluice_operator.reading import owner_of, read_pod, read_workload
 
 NAME, UID = "m", "uid-1"
 

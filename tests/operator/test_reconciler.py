@@ -12,20 +12,21 @@ import pytest
 from operator_cluster import Cluster as Simulated
 from operator_cluster import manifest
 
-from sluice_operator import observe, offline
-from sluice_operator.accept import parse
-from sluice_operator.actions import Apply, EnsureSecret, Tell, WriteStatus
-from sluice_operator.apply import IDLE, Applier, Outcome
-from sluice_operator.cluster import Conflict, Failed, Forbidden, NotFound, Refused
-from sluice_operator.connection import Connection
-from sluice_operator.handlers import Shell, WatchSilent
-from sluice_operator.keyring import Keyring, encode, read_key
-from sluice_operator.observe import Observer
-from sluice_operator.reconcile import Reconciler
+from sluice_operator import offline
+from sluice_operator.decide.accept import parse
+from sluice_operator.decide.actions import Apply, EnsureSecret, Tell, WriteStatus
+from sluice_operator.keys.keyring import Keyring, encode, read_key
+from sluice_operator.live import observe
+from sluice_operator.live.apply import IDLE, Applier, Outcome
+from sluice_operator.live.cluster import Conflict, Failed, Forbidden, NotFound, Refused
+from sluice_operator.live.connection import Connection
+from sluice_operator.live.handlers import Shell, WatchSilent
+from sluice_operator.live.observe import Observer
+from sluice_operator.live.reconcile import Reconciler
+from sluice_operator.live.run import Operator, Options
+from sluice_operator.live.template_check import TemplateCheck
+from sluice_operator.live.work import Work
 from sluice_operator.render.revision import StandardRenderer
-from sluice_operator.run import Operator, Options
-from sluice_operator.template_check import TemplateCheck
-from sluice_operator.work import Work
 
 NOWHERE = Connection("https://127.0.0.1:1", token="t")
 _BY_CODE = {404: NotFound, 409: Conflict}
@@ -166,7 +167,7 @@ async def test_watches_of_which_one_ends_are_told_of_though_another_never_does(m
         return [asyncio.create_task(fails(), name="watches"), asyncio.create_task(stays(), name="another")]
 
     monkeypatch.setattr("kopf.spawn_tasks", spawned)
-    monkeypatch.setattr("sluice_operator.ending.END_S", 0.1)
+    monkeypatch.setattr("sluice_operator.live.ending.END_S", 0.1)
     nobody: Any = None
     shell = Shell(NOWHERE, Work(asyncio.get_running_loop().time), 1.0, nobody)
     try:
@@ -217,7 +218,7 @@ async def test_what_nobody_watches_is_no_silent_watch(monkeypatch: pytest.Monkey
     async def can_watch(_: str) -> bool:
         return False
 
-    monkeypatch.setattr("sluice_operator.handlers.SILENT_S", 0.0)
+    monkeypatch.setattr("sluice_operator.live.handlers.SILENT_S", 0.0)
     shell = Shell(NOWHERE, Work(asyncio.get_running_loop().time), 1.0, can_watch)
     shell.watched = ("b",)
     for _ in range(3):
@@ -387,7 +388,7 @@ async def carried_out(
     observed = Simulated(manifest()).observe()
     known = known or observe.Known("u", observed.memory, nobody)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sluice_operator.reconcile.Applier", Obeying)
+        patch.setattr("sluice_operator.live.reconcile.Applier", Obeying)
         try:
             await reconciler._carry_out(actions, observed, known)
         except Refused as raised:

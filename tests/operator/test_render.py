@@ -14,19 +14,16 @@ from hypothesis import strategies as st
 from operator_cluster import manifest
 from tls_folder import TlsFolder, secrets
 
-from sluice_engine import supervise
-from sluice_engine.cluster_connection import SERVICE_ACCOUNT, ConnectionInvalid
-from sluice_engine.spec import EngineSpec, load_spec
-from sluice_engine.tls.keeper import IdentityKeeper
-from sluice_engine.tls.peers import Peer
+from sluice_engine.spec import load_spec
+from sluice_engine.supervisor import supervise
 from sluice_engine.transfer.verify import VerifyLevel
 from sluice_gateway import __main__ as gateway_main
-from sluice_gateway.discover import parse_target
+from sluice_gateway.routing.discover import parse_target
 from sluice_operator import names
-from sluice_operator.accept import parse
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import from_json
-from sluice_operator.diff import covers
+from sluice_operator.decide.accept import parse
+from sluice_operator.decide.diff import covers
 from sluice_operator.names import ENGINE_ROLES, PodRole
 from sluice_operator.render import ports
 from sluice_operator.render.children import OwnerRef, controller_revision, engine_objects, gateway_deployment, standing
@@ -34,8 +31,12 @@ from sluice_operator.render.engine import pod_template, spec_file
 from sluice_operator.render.merge import merge
 from sluice_operator.render.model import engine_source, gateway_source
 from sluice_operator.render.revision import StandardRenderer, gateway_hash, revision_hash
+from sluice_protocol.engine_spec import EngineSpec
 from sluice_protocol.generate import Role
 from sluice_records import CachePrecision
+from sluice_runtime.cluster_connection import SERVICE_ACCOUNT, ConnectionInvalid
+from sluice_runtime.tls.keeper import IdentityKeeper
+from sluice_runtime.tls.peers import Peer
 
 OWNER = OwnerRef("ns", "m", "uid-1")
 RENDERER = StandardRenderer("control:1")

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sluice_operator.groups import Group, RolloutView, allowed, capacity
-from sluice_operator.names import PodRole, Verdict
-from sluice_operator.observed import Revision
-from sluice_operator.rollout import (
+from sluice_operator.decide.groups import Group, RolloutView, allowed, capacity
+from sluice_operator.decide.observed import Revision
+from sluice_operator.decide.rollout import (
     Grow,
     Regrow,
     Shrink,
@@ -22,6 +21,7 @@ from sluice_operator.rollout import (
     is_complete,
     step,
 )
+from sluice_operator.names import PodRole, Verdict
 
 P, D = PodRole.PREFILL, PodRole.DECODE
 LIMITS = [(1, 0), (0, 1), (1, 1), (2, 0), (0, 2)]

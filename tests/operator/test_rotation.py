@@ -10,8 +10,7 @@ from certificate_secrets import FactSecrets
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sluice_operator.names import PodRole
-from sluice_operator.rotation import (
+from sluice_operator.keys.rotation import (
     DAY_S,
     BeginRotation,
     FinishRotation,
@@ -22,6 +21,7 @@ from sluice_operator.rotation import (
     SetTrust,
     rotate,
 )
+from sluice_operator.names import PodRole
 
 LIVES = Lives(authority=3000.0, leaf=900.0, settle=60.0)
 # From a Secret to the pods of its role, at most; what `settle` counts on.

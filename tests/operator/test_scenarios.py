@@ -9,8 +9,8 @@ import pytest
 from operator_cluster import TICK_S, Cluster, manifest, with_tag
 
 from sluice_operator.api.enums import ConditionStatus
+from sluice_operator.decide.observed import Owner, Termination
 from sluice_operator.names import PodRole
-from sluice_operator.observed import Owner, Termination
 from sluice_operator.render.revision import StandardRenderer
 
 TRUE, FALSE = ConditionStatus.TRUE, ConditionStatus.FALSE

@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 from operator_cluster import PAGES, Cluster, manifest, with_tag
 
-from sluice_operator.accept import parse
-from sluice_operator.actions import WriteStatus
 from sluice_operator.api.enums import ConditionStatus
 from sluice_operator.api.schema import object_schema
 from sluice_operator.api.status import MAX_MESSAGE, Condition, DecisionStatus, ModelDeploymentStatus, ScalingStatus
 from sluice_operator.api.value import to_json
-from sluice_operator.conditions import Finding, dated, first_broken
+from sluice_operator.decide.accept import parse
+from sluice_operator.decide.actions import WriteStatus
+from sluice_operator.decide.conditions import Finding, dated, first_broken
+from sluice_operator.decide.observed import Memory, Termination
+from sluice_operator.decide.plan import plan
+from sluice_operator.decide.reasons import PREFIX_ROOM, REASONS, Reason, tell
+from sluice_operator.decide.status import must_write
 from sluice_operator.names import PodRole
-from sluice_operator.observed import Memory, Termination
-from sluice_operator.plan import plan
-from sluice_operator.reasons import PREFIX_ROOM, REASONS, Reason, tell
-from sluice_operator.status import must_write
 
 
 def auto(cluster_spec=None, **rest):

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from sluice_operator.work import Work
+from sluice_operator.live.work import Work
 
 A, B = ("ns", "a"), ("ns", "b")
 

@@ -9,8 +9,8 @@ import grpc
 import pytest
 from stack_double import KEY, RunningStack
 
-from sluice_engine.grpc_options import KEY_HEADER
 from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc
+from sluice_runtime.rpc.options import KEY_HEADER
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 METADATA = ((KEY_HEADER, KEY),)

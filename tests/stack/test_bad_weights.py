@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from stack_double import Process, RunningStack
 
-from sluice_gateway.tokenizer import load_tokenizer
+from sluice_gateway.text.tokenizer import load_tokenizer
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
@@ -40,7 +40,7 @@ def damaged(folder: Path, tensor: str, rows: slice) -> Path:
 @pytest.fixture(scope="module")
 def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     path = str(tmp_path_factory.mktemp("zygote") / "z.sock")
-    process = Process("-m", "sluice_engine.zygote", "--socket", path, "--parent", str(os.getpid()))
+    process = Process("-m", "sluice_engine.rank.zygote", "--socket", path, "--parent", str(os.getpid()))
     try:
         process.wait_event(lambda event: event.get("event") == "zygote-ready")
         yield path

@@ -18,7 +18,7 @@ from control_plane_pki import Authority
 from slice_server import SliceServer
 from stack_double import KEY, Process, RunningStack, eventually
 
-from sluice_engine.address import split
+from sluice_runtime.address import split
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 

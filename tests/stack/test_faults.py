@@ -15,11 +15,11 @@ import pytest
 from stack_double import KEY, EngineProcess, RunningStack, eventually
 from stopped import stop_process
 
-from sluice_engine.grpc_options import KEY_HEADER
 from sluice_protocol.codec import encode_sampling
 from sluice_protocol.generate import SCHEMA_VERSION
 from sluice_protocol.sampling import Sampling
 from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc
+from sluice_runtime.rpc.options import KEY_HEADER
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 

@@ -11,10 +11,10 @@ import grpc
 import pytest
 from stack_double import KEY, ChatStream, Process, RunningStack
 
-from sluice_engine.grpc_options import KEY_HEADER
 from sluice_protocol.codec import encode_sampling
 from sluice_protocol.sampling import Sampling
 from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc
+from sluice_runtime.rpc.options import KEY_HEADER
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -84,7 +84,7 @@ def test_the_trained_model_hands_over_and_answers_exactly():
     rows = [json.loads(line) for line in (MODEL / "heldout.jsonl").read_text().splitlines()][::20]
     with RunningStack(model=str(MODEL)) as stack:
         path = str(stack.directory / "zygote.sock")
-        zygote = Process("-m", "sluice_engine.zygote", "--socket", path, "--parent", str(os.getpid()))
+        zygote = Process("-m", "sluice_engine.rank.zygote", "--socket", path, "--parent", str(os.getpid()))
         try:
             stack.zygote = path
             zygote.wait_event(lambda event: event.get("event") == "zygote-ready")

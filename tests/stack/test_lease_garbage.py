@@ -11,7 +11,6 @@ import grpc
 import pytest
 from stack_double import KEY, RunningStack, eventually
 
-from sluice_engine.grpc_options import KEY_HEADER
 from sluice_engine.spec import load_spec, resolve
 from sluice_protocol import codec
 from sluice_protocol.fingerprint import Fingerprint
@@ -19,6 +18,7 @@ from sluice_protocol.generate import SCHEMA_VERSION
 from sluice_protocol.sampling import Sampling
 from sluice_protocol.source import Fetch, Open, Pulled, ReaderMessage, RecordName, SourceHello, WantPrefill
 from sluice_protocol.v1 import source_pb2, source_pb2_grpc
+from sluice_runtime.rpc.options import KEY_HEADER
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 METADATA = ((KEY_HEADER, KEY),)

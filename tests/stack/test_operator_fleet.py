@@ -10,12 +10,12 @@ import pytest
 from stack_double import KEY, RunningStack, eventually
 from stopped import stop_process
 
-from sluice_engine.address import split
-from sluice_operator.fleet import Contact, Heard
-from sluice_operator.fleet_client import LiveFleet
+from sluice_operator.decide.observed import Pod
+from sluice_operator.live.fleet import Contact, Heard
+from sluice_operator.live.fleet_client import LiveFleet
 from sluice_operator.names import PodRole
-from sluice_operator.observed import Pod
 from sluice_operator.render import ports
+from sluice_runtime.address import split
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 

@@ -16,10 +16,10 @@ import pytest
 from stack_double import KEY, RunningStack, eventually
 from tls_folder import TlsFolder, authority, leaf, secrets
 
-from sluice_engine.grpc_options import KEY_HEADER
+from sluice_operator.keys.rotation import BeginRotation, Lives, rotate
 from sluice_operator.names import PodRole
-from sluice_operator.rotation import BeginRotation, Lives, rotate
 from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc
+from sluice_runtime.rpc.options import KEY_HEADER
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 # As many as there is room for; nobody waits for the last.

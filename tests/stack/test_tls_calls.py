@@ -14,27 +14,27 @@ import pytest
 from tls_folder import TlsFolder, authority, leaf, secrets
 from tls_stack import KEY, LOAD, LeaseEnds, start_engine
 
-from sluice_engine import log
-from sluice_engine.grpc_options import KEY_HEADER
-from sluice_engine.tls import keeper as keepers
-from sluice_engine.tls.client import open_channel
-from sluice_engine.tls.diagnosis import why_not
-from sluice_engine.tls.identity import Identity
-from sluice_engine.tls.keeper import IdentityKeeper
-from sluice_engine.tls.peers import CALLERS, Peer
-from sluice_gateway.client import GrpcEngine, grpc_factory
-from sluice_gateway.engine import EngineLost
-from sluice_gateway.fleet import Member
-from sluice_gateway.server import serving_reports
-from sluice_operator.fleet import Contact
-from sluice_operator.fleet_client import LiveFleet
+from sluice_gateway.http.server import serving_reports
+from sluice_gateway.routing.client import GrpcEngine, grpc_factory
+from sluice_gateway.routing.engine import EngineLost
+from sluice_gateway.routing.fleet import Member
+from sluice_operator.decide.observed import Pod
+from sluice_operator.keys.rotation import BeginRotation, Lives, rotate
+from sluice_operator.live.fleet import Contact
+from sluice_operator.live.fleet_client import LiveFleet
 from sluice_operator.names import PodRole
-from sluice_operator.observed import Pod
-from sluice_operator.rotation import BeginRotation, Lives, rotate
 from sluice_protocol.fleet import FleetReport
 from sluice_protocol.generate import SCHEMA_VERSION, Ended, EndReason, GenerateRequest, Role, TokenBatch
 from sluice_protocol.sampling import Sampling
 from sluice_protocol.v1 import fleet_pb2
+from sluice_runtime import log
+from sluice_runtime.rpc.options import KEY_HEADER
+from sluice_runtime.tls import keeper as keepers
+from sluice_runtime.tls.client import open_channel
+from sluice_runtime.tls.diagnosis import why_not
+from sluice_runtime.tls.identity import Identity
+from sluice_runtime.tls.keeper import IdentityKeeper
+from sluice_runtime.tls.peers import CALLERS, Peer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 CA, OTHER = authority(), authority()

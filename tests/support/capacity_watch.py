@@ -9,10 +9,10 @@ from typing import Self
 
 from cluster_deployment import Served
 
-from sluice_operator.cluster import KINDS
-from sluice_operator.groups import Group, capacity
+from sluice_operator.decide.groups import Group, capacity
+from sluice_operator.decide.reading import read_pod
+from sluice_operator.live.cluster import KINDS
 from sluice_operator.names import ENGINE_ROLES, LABEL_DEPLOYMENT, PodRole
-from sluice_operator.reading import read_pod
 
 LOOK_S = 0.05
 

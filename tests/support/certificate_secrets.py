@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field, replace
 
-from sluice_operator import certificates
-from sluice_operator.certificates import Authorities, Issued
-from sluice_operator.names import PodRole
-from sluice_operator.rotation import (
+from sluice_operator.keys import certificates
+from sluice_operator.keys.certificates import Authorities, Issued
+from sluice_operator.keys.rotation import (
     BeginRotation,
     FinishRotation,
     IssueLeaf,
@@ -18,6 +17,7 @@ from sluice_operator.rotation import (
     SeenLeaf,
     SetTrust,
 )
+from sluice_operator.names import PodRole
 
 
 @dataclass

@@ -9,7 +9,7 @@ from cluster_client import ClusterClient
 from operator_cluster import manifest, with_tag
 
 from sluice_operator.api.crd import API_VERSION, KIND
-from sluice_operator.cluster import KINDS
+from sluice_operator.live.cluster import KINDS
 from sluice_operator.names import LABEL_DEPLOYMENT, READINESS_GATE
 
 # Not how long it takes: when to stop waiting, on a machine that is busy with other things too.

@@ -7,7 +7,7 @@ from typing import Any
 
 from cluster_client import ClusterClient
 
-from sluice_operator.cluster import KINDS
+from sluice_operator.live.cluster import KINDS
 
 TOLD = ("ModelDeployment", "Deployment", "ReplicaSet", "Pod")
 MOST = 2_500  # characters of one object

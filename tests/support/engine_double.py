@@ -9,17 +9,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sluice_engine.admission import admit
-from sluice_engine.executor import Executor
-from sluice_engine.ledger import CACHE, Ledger
-from sluice_engine.limits import Limits, SnapshotPolicy
-from sluice_engine.mirror import RecordMirror
+from sluice_engine.leader.scheduling.admission import admit
+from sluice_engine.leader.scheduling.ledger import CACHE, Ledger
+from sluice_engine.leader.scheduling.schedule import plan
+from sluice_engine.leader.scheduling.sequence import Aborted, EndCause, Fact, Mode, SequenceSpec, StepDone
+from sluice_engine.leader.scheduling.state import Plan, SchedulerState
+from sluice_engine.limits import Limits
 from sluice_engine.pool import Pools, RecordPool
-from sluice_engine.schedule import plan
-from sluice_engine.scripted import Script, ScriptedModel
-from sluice_engine.sequence import Aborted, EndCause, Fact, Mode, SequenceSpec, StepDone
-from sluice_engine.state import Plan, SchedulerState
+from sluice_engine.rank.executor import Executor
+from sluice_engine.rank.mirror import RecordMirror
+from sluice_engine.rank.scripted import Script, ScriptedModel
 from sluice_engine.step import CHAIN_START, BatchModel, StepResult, encode_step
+from sluice_protocol.engine_spec import SnapshotPolicy
 from sluice_protocol.generate import Refused
 from sluice_protocol.sampling import Sampling
 from sluice_records import (

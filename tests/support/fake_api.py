@@ -17,7 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sluice_operator.certificates import Authority
+from sluice_operator.keys.certificates import Authority
 
 
 def endpoint_slice(service: str, addresses: Iterable[str], port: int) -> dict[str, Any]:

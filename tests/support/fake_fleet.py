@@ -27,8 +27,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from sluice_engine.grpc_options import OPTIONS
-from sluice_operator.cluster import KINDS
+from sluice_operator.live.cluster import KINDS
 from sluice_operator.names import LABEL_DEPLOYMENT, LABEL_REVISION, LABEL_ROLE
 from sluice_operator.render import ports
 from sluice_protocol import codec
@@ -36,6 +35,7 @@ from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.fleet import FleetReport, Queue, RoutedEngine
 from sluice_protocol.generate import Drained, EngineHello, Load, Role
 from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc, fleet_pb2_grpc
+from sluice_runtime.rpc.options import OPTIONS
 
 SYNC_S, SILENT_S, PAGES = 0.2, 60.0, 1000
 

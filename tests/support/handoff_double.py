@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from engine_double import Engine
 
-from sluice_engine.sequence import Grant, LeaseEnded, Mode, PullCommitted, PullGranted
-from sluice_engine.state import Plan
+from sluice_engine.leader.scheduling.sequence import Grant, LeaseEnded, Mode, PullCommitted, PullGranted
+from sluice_engine.leader.scheduling.state import Plan
 from sluice_protocol.source import GrantedRecord
 
 

@@ -19,15 +19,15 @@ import time
 from pathlib import Path
 
 from sluice_operator import __main__ as operator_main
-from sluice_operator import plan as operator_plan
-from sluice_operator import template_check
-from sluice_operator.apply import Applier
-from sluice_operator.fleet import Heard
-from sluice_operator.fleet_client import LiveFleet, plaintext
+from sluice_operator.decide import plan as operator_plan
+from sluice_operator.decide.observed import EngineReport, GatewayReport, Load
+from sluice_operator.keys.rotation import Lives
+from sluice_operator.live import template_check
+from sluice_operator.live.apply import Applier
+from sluice_operator.live.fleet import Heard
+from sluice_operator.live.fleet_client import LiveFleet, plaintext
 from sluice_operator.names import ENGINE_ROLES, PodRole
-from sluice_operator.observed import EngineReport, GatewayReport, Load
 from sluice_operator.render.revision import StandardRenderer
-from sluice_operator.rotation import Lives
 
 PAGES = 1000
 

@@ -9,15 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from sluice_engine.executor import Executor
-from sluice_engine.health.marks import LeaderMarks
-from sluice_engine.leader import Generation, Leader
-from sluice_engine.mirror import RecordMirror
+from sluice_engine.leader.leader import Generation, Leader
+from sluice_engine.leader.marks import LeaderMarks
+from sluice_engine.leader.server import TokenSink
 from sluice_engine.pool import Pools, RecordPool
-from sluice_engine.scripted import Script, ScriptedModel
-from sluice_engine.server import TokenSink
-from sluice_engine.spec import EngineSpec, ScriptedSpec, resolve
+from sluice_engine.rank.executor import Executor
+from sluice_engine.rank.mirror import RecordMirror
+from sluice_engine.rank.scripted import Script, ScriptedModel
+from sluice_engine.spec import resolve
 from sluice_engine.step import StepResult
+from sluice_protocol.engine_spec import EngineSpec, ScriptedSpec
 from sluice_protocol.generate import GenerateRequest, Refused, Role
 from sluice_protocol.sampling import Sampling
 from sluice_records import RecordKind

@@ -12,13 +12,13 @@ from typing import Any
 import grpc
 from stack_double import KEY, EngineProcess, RunningStack
 
-from sluice_engine.grpc_options import KEY_HEADER, OPTIONS
 from sluice_engine.spec import load_spec, resolve
 from sluice_protocol import codec
 from sluice_protocol.generate import SCHEMA_VERSION
 from sluice_protocol.sampling import Sampling
 from sluice_protocol.source import Open, WantPrefill
 from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc, source_pb2, source_pb2_grpc
+from sluice_runtime.rpc.options import KEY_HEADER, OPTIONS
 
 METADATA = ((KEY_HEADER, KEY),)
 Lie = Callable[[source_pb2.SourceMessage], list[source_pb2.SourceMessage]]

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 from certificate_secrets import FactSecrets
 
-from sluice_operator import groups
-from sluice_operator.accept import parse
-from sluice_operator.actions import (
+from sluice_operator.api.status import ModelDeploymentStatus
+from sluice_operator.decide import groups
+from sluice_operator.decide.accept import parse
+from sluice_operator.decide.actions import (
     Apply,
     Certify,
     Delete,
@@ -27,18 +28,7 @@ from sluice_operator.actions import (
     Tell,
     WriteStatus,
 )
-from sluice_operator.api.status import ModelDeploymentStatus
-from sluice_operator.names import (
-    ANNOTATION_VERDICT_DETAIL,
-    ENGINE_ROLES,
-    LABEL_REVISION,
-    LABEL_ROLE,
-    LABEL_VERDICT,
-    LABEL_VERDICT_REASON,
-    PodRole,
-    Verdict,
-)
-from sluice_operator.observed import (
+from sluice_operator.decide.observed import (
     Child,
     EngineReport,
     GatewayReport,
@@ -51,7 +41,17 @@ from sluice_operator.observed import (
     Termination,
     Workload,
 )
-from sluice_operator.plan import first_memory, plan
+from sluice_operator.decide.plan import first_memory, plan
+from sluice_operator.names import (
+    ANNOTATION_VERDICT_DETAIL,
+    ENGINE_ROLES,
+    LABEL_REVISION,
+    LABEL_ROLE,
+    LABEL_VERDICT,
+    LABEL_VERDICT_REASON,
+    PodRole,
+    Verdict,
+)
 from sluice_operator.render.revision import StandardRenderer
 
 TICK_S = 5.0

@@ -1,7 +1,7 @@
 """A prefill engine with the original fault: its lease thread reads with an assertion, and its death is told to nobody.
 
-    python original_fault.py supervise ARGUMENTS OF sluice_engine.supervise
-    python original_fault.py leader ARGUMENTS OF sluice_engine.leader_main
+    python original_fault.py supervise ARGUMENTS OF sluice_engine.supervisor.supervise
+    python original_fault.py leader ARGUMENTS OF sluice_engine.leader.main
 
 Everything else is the product: the supervisor above it, the recorder beside it, the leader's loop next to it.
 """
@@ -14,11 +14,12 @@ from typing import Any
 
 import grpc
 
-from sluice_engine import leader_main, supervise
-from sluice_engine.health.layout import Phase
-from sluice_engine.lease import server
-from sluice_engine.lease.thread import LeaseThread
+from sluice_engine.leader.leader import main
+from sluice_engine.leader.lease import server
+from sluice_engine.leader.lease.thread import LeaseThread
+from sluice_engine.supervisor import supervise
 from sluice_protocol.lease import LeaseEvent
+from sluice_runtime.health.layout import Phase
 
 
 async def read_with_an_assertion(lease: Any) -> None:
@@ -41,7 +42,7 @@ def run_and_tell_nobody(thread: LeaseThread) -> None:
 def be_leader(argv: list[str]) -> None:
     server._SourceLease._read = read_with_an_assertion  # type: ignore[method-assign]
     LeaseThread._run = run_and_tell_nobody  # type: ignore[method-assign]
-    leader_main.main(argv)
+    main.main(argv)
 
 
 def be_supervisor(argv: list[str]) -> int:

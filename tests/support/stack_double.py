@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 import grpc
 import psutil
 
-from sluice_engine.grpc_options import KEY_HEADER
 from sluice_protocol.generate import SCHEMA_VERSION
 from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc, fleet_pb2, fleet_pb2_grpc
+from sluice_runtime.rpc.options import KEY_HEADER
 
 KEY = "test-key"
 DEADLINE_S = 90.0
@@ -200,7 +200,7 @@ class RunningStack:
 
     def _command(self, role: str) -> tuple[str, ...]:
         """What runs an engine of that role."""
-        return ("-m", "sluice_engine.supervise")
+        return ("-m", "sluice_engine.supervisor.supervise")
 
     def spawn(self, role: str, name: str, more: dict[str, Any]) -> Process:
         run_dir = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.directory))

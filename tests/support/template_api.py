@@ -5,11 +5,11 @@ from __future__ import annotations
 from operator_cluster import Cluster as Simulated
 from operator_cluster import manifest, with_tag
 
-from sluice_operator.accept import parse
-from sluice_operator.cluster import Conflict, Invalid
+from sluice_operator.decide.accept import parse
+from sluice_operator.live.cluster import Conflict, Invalid
+from sluice_operator.live.template_check import TemplateCheck
 from sluice_operator.pod_fields import unknown_fields
 from sluice_operator.render.revision import StandardRenderer
-from sluice_operator.template_check import TemplateCheck
 
 
 class Api:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from certificate_secrets import RealSecrets
 
-from sluice_operator.certificates import Issued, issue, new_authority
+from sluice_operator.keys.certificates import Issued, issue, new_authority
+from sluice_operator.keys.rotation import Lives, rotate
 from sluice_operator.names import PodRole
-from sluice_operator.rotation import Lives, rotate
 
 YEAR_S = 365 * 86400.0
 

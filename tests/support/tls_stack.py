@@ -8,13 +8,10 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
-from sluice_engine.health.recorder import unrecorded
-from sluice_engine.lease.client import LeaseClient
-from sluice_engine.lease.server import SourceServer
-from sluice_engine.lease.thread import LeaseThread
-from sluice_engine.server import build_server
-from sluice_engine.tls.keeper import IdentityKeeper
-from sluice_engine.tls.server import bind
+from sluice_engine.leader.lease.client import LeaseClient
+from sluice_engine.leader.lease.server import SourceServer
+from sluice_engine.leader.lease.thread import LeaseThread
+from sluice_engine.leader.server import build_server
 from sluice_protocol import codec
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import Ended, EndReason, EngineHello, Load, Role, TokenBatch
@@ -23,6 +20,9 @@ from sluice_protocol.sampling import Sampling
 from sluice_protocol.source import Granted, GrantedRecord, LeaseAdmitted, SourceHello, WantPrefill
 from sluice_protocol.v1 import engine_pb2 as pb
 from sluice_protocol.v1 import engine_pb2_grpc
+from sluice_runtime.health.recorder import unrecorded
+from sluice_runtime.tls.keeper import IdentityKeeper
+from sluice_runtime.tls.server import bind
 
 KEY = "key"
 FINGERPRINT = Fingerprint.of({"a": "b"})

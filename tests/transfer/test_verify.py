@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 from transfer_double import PAGE, big_layouts, fill, item, new_pools, tiny_layouts
 
-from sluice_engine.health.recorder import unrecorded
 from sluice_engine.pool import RecordPool
 from sluice_engine.step import PullItem
 from sluice_engine.transfer.plan import PIECE_BYTES
 from sluice_engine.transfer.verify import ThreadVerifier, Verdict
 from sluice_records import PoolPlan, RecordKind, Trailer
+from sluice_runtime.health.recorder import unrecorded
 
 LIMIT_S = 20.0
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from sluice_engine.mirror import RecordMirror
 from sluice_engine.model.config import load_model_config
 from sluice_engine.pool import RecordPool, create_memory, map_pools
-from sluice_engine.runner import ModelRunner, build_runner
+from sluice_engine.rank.mirror import RecordMirror
+from sluice_engine.rank.runner import ModelRunner, build_runner
 from sluice_engine.spec import default_page_tokens
 from sluice_engine.step import Batch, RecordRef, RowBinding, RowWork
 from sluice_protocol.sampling import Sampling

@@ -27,11 +27,11 @@ import uvloop
 from fastapi import FastAPI
 
 from sluice_gateway.app import create_app
-from sluice_gateway.fleet import Fleet, Member
+from sluice_gateway.http.serve import listen, make_server, url_of
 from sluice_gateway.memory import MemoryClient, MemoryEngine, MemoryFleet
-from sluice_gateway.serve import listen, make_server, url_of
+from sluice_gateway.routing.fleet import Fleet, Member
 from sluice_gateway.settings import Settings
-from sluice_gateway.tokenizer import ByteTokenizer
+from sluice_gateway.text.tokenizer import ByteTokenizer
 from sluice_protocol import codec
 from sluice_protocol.generate import Role
 from sluice_protocol.v1.engine_pb2_grpc import EngineServicer, add_EngineServicer_to_server

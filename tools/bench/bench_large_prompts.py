@@ -26,15 +26,15 @@ import uvloop
 from bench_gateway import TEXT, launch
 from fastapi import FastAPI
 
-from sluice_engine.processes import give_way, settle_heap
 from sluice_gateway.app import create_app
-from sluice_gateway.fleet import Fleet, Member
-from sluice_gateway.large_requests import WorkerSpec
+from sluice_gateway.http.serve import listen, make_server, url_of
 from sluice_gateway.memory import MemoryEngine, MemoryFleet
-from sluice_gateway.serve import listen, make_server, url_of
+from sluice_gateway.routing.fleet import Fleet, Member
 from sluice_gateway.settings import Settings
-from sluice_gateway.tokenizer import load_tokenizer, tokenizer_digest
+from sluice_gateway.text.large_requests import WorkerSpec
+from sluice_gateway.text.tokenizer import load_tokenizer, tokenizer_digest
 from sluice_protocol.generate import Role
+from sluice_runtime.process.processes import give_way, settle_heap
 
 STEP_S = 0.005
 LOOK_S = 0.001

@@ -27,7 +27,15 @@ def start_engine(folder: Path) -> tuple[subprocess.Popen[bytes], dict[str, Any]]
     spec["health"] = {"floor_s": 3600.0}
     path = folder / "spec.json"
     path.write_text(json.dumps(spec))
-    argv = [sys.executable, "-m", "sluice_engine.supervise", "--spec", str(path), "--parent", str(os.getpid())]
+    argv = [
+        sys.executable,
+        "-m",
+        "sluice_engine.supervisor.supervise",
+        "--spec",
+        str(path),
+        "--parent",
+        str(os.getpid()),
+    ]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE)
     assert process.stdout is not None
     for line in process.stdout:
@@ -70,9 +78,8 @@ def main() -> None:
                 os.kill(pid, signal.SIGSTOP)
             tell("leader and rank stuck", measure(ready["probes"], args.probes))
             cores = os.cpu_count() or 1
-            burn = (
-                f"from sluice_engine.processes import die_with_parent; die_with_parent({os.getpid()})\nwhile True: pass"
-            )
+            own_end = f"from sluice_runtime.process.processes import die_with_parent; die_with_parent({os.getpid()})"
+            burn = f"{own_end}\nwhile True: pass"
             burners = [subprocess.Popen([sys.executable, "-c", burn]) for _ in range(cores)]
             tell(f"stuck, {cores} cores busy", measure(ready["probes"], args.probes))
         finally:

@@ -16,22 +16,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from sluice_engine.admission import admit
-from sluice_engine.executor import Executor
-from sluice_engine.ledger import CACHE, Ledger, Seal
-from sluice_engine.mirror import RecordMirror
+from sluice_engine.leader.scheduling.admission import admit
+from sluice_engine.leader.scheduling.ledger import CACHE, Ledger, Seal
+from sluice_engine.leader.scheduling.schedule import plan
+from sluice_engine.leader.scheduling.sequence import Aborted, Fact, Mode, SequenceSpec, StepDone
+from sluice_engine.leader.scheduling.state import Plan, SchedulerState
 from sluice_engine.model.config import load_model_config
 from sluice_engine.pool import create_memory, map_pools
-from sluice_engine.processes import settle_heap
-from sluice_engine.runner import build_runner
-from sluice_engine.schedule import plan
-from sluice_engine.sequence import Aborted, Fact, Mode, SequenceSpec, StepDone
-from sluice_engine.spec import EngineSpec, default_page_tokens, resolve
-from sluice_engine.state import Plan, SchedulerState
+from sluice_engine.rank.executor import Executor
+from sluice_engine.rank.mirror import RecordMirror
+from sluice_engine.rank.runner import build_runner
+from sluice_engine.spec import default_page_tokens, resolve
 from sluice_engine.step import Close, StepRecord, StepResult
+from sluice_protocol.engine_spec import EngineSpec
 from sluice_protocol.generate import Role
 from sluice_protocol.sampling import Sampling
 from sluice_records import PoolPlan, RecordKind, block_keys, record_identity
+from sluice_runtime.process.processes import settle_heap
 
 SUFFIX = 64
 

@@ -22,6 +22,7 @@ import psutil
 from bench_control import Up, load, page_tokens_flag
 
 ROOTS = (
+    "runtime",
     "engine",
     "records",
     "protocol",

@@ -15,8 +15,8 @@ import dashboards
 import metrics_page
 from grpc_tools import protoc
 
-from sluice_operator import reasons
 from sluice_operator.api import crd, reference
+from sluice_operator.decide import reasons
 from sluice_protocol import lease
 
 ROOT = Path(__file__).resolve().parents[2]

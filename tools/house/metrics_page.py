@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sluice_engine.engine_metrics import ENGINE_METRICS
-from sluice_engine.health.exposition import HEALTH_METRICS
-from sluice_engine.health.metrics import table
-from sluice_gateway.gateway_metrics import GATEWAY_METRICS
-from sluice_operator.metrics import METRICS as OPERATOR_METRICS
+from sluice_engine.supervisor.engine_metrics import ENGINE_METRICS
+from sluice_gateway.status.gateway_metrics import GATEWAY_METRICS
+from sluice_operator.decide.metrics import METRICS as OPERATOR_METRICS
+from sluice_runtime.health.exposition import HEALTH_METRICS
+from sluice_runtime.health.metrics import table
 
 SERVICE_METRICS = (*HEALTH_METRICS, *ENGINE_METRICS, *GATEWAY_METRICS)
 _ABOUT = """# Metrics

@@ -12,8 +12,8 @@ from torch import Tensor
 from sluice_engine.model.config import ModelConfig
 from sluice_engine.model.plan import BatchPlan, QueryBlock, Run, plan_batch, selection_block
 from sluice_engine.model.rotary import RotaryTable
+from sluice_engine.model.views import BatchRecords, PoolViews
 from sluice_engine.model.weights import CompressorWeights, LayerWeights, ModelWeights
-from sluice_engine.views import BatchRecords, PoolViews
 from sluice_kernels import index_store, kv_store
 from sluice_kernels.compress import CSA_POOLING, HCA_POOLING, INDEX_POOLING, CompressPlan, Pooling, compress
 from sluice_kernels.hyper_connect import collapse, expand, head

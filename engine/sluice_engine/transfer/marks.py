@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sluice_engine.health.recorder import Recorder, Row, unrecorded
 from sluice_engine.transfer.pull import Pull, PullState
 from sluice_engine.transfer.puller import Puller
 from sluice_engine.watched_rows import SIDECAR_POLLER, SIDECAR_SOCKET, SIDECAR_VERIFIER, EngineMirror
+from sluice_runtime.health.recorder import Recorder, Row, unrecorded
 
 MIRROR_S = 0.25
 # In a mirror of fixed size.

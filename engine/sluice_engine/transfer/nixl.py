@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from sluice_engine import hooks
 from sluice_engine.pool import Pools
 from sluice_engine.transfer.contract import DONE, PENDING, Failure, Handle, Outcome
 from sluice_engine.transfer.errors import BadPeer, HandleMisuse, PeerLost, TransferUnavailable
@@ -29,6 +28,7 @@ from sluice_engine.transfer.plan import Piece
 from sluice_engine.transfer.seal import open_seal
 from sluice_protocol.source import SourceHello
 from sluice_records import RecordKind
+from sluice_runtime import fault_points
 
 # How often NIXL's progress thread looks without being told (docs/adr/0110). Over TCP it must, now and then: UCX misses
 # wake-ups. By CMA nothing comes that it would miss, and every look is a wake-up of this process.
@@ -229,7 +229,7 @@ class NixlTransfer:
 
     def poll(self, handle: Handle) -> Outcome:
         posted = self._get(handle)
-        if hooks.holds("sidecar.complete"):
+        if fault_points.holds("sidecar.complete"):
             return PENDING
         if posted.outcome is PENDING:
             try:

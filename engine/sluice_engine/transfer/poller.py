@@ -7,8 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from sluice_engine import hooks
-from sluice_engine.health.layout import Phase
 from sluice_engine.transfer.errors import TransferError
 from sluice_engine.transfer.marks import SidecarMarks
 from sluice_engine.transfer.messages import (
@@ -26,6 +24,8 @@ from sluice_engine.transfer.messages import (
     Stop,
 )
 from sluice_engine.transfer.puller import Puller
+from sluice_runtime import fault_points
+from sluice_runtime.health.layout import Phase
 
 Emit = Callable[[Sequence[Report]], None]
 # What is in flight is looked at about as often.
@@ -86,7 +86,7 @@ class Poller:
         self._marks.poller.begin(Phase.POLLING)
         try:
             while True:
-                hooks.reach("sidecar.poll")
+                fault_points.reach("sidecar.poll")
                 self._turn()
         except BaseException as error:
             self._marks.poller.end(failed=True)

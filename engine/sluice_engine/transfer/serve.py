@@ -20,9 +20,6 @@ from pathlib import Path
 
 import msgspec
 
-from sluice_engine import hooks
-from sluice_engine.health.layout import Phase
-from sluice_engine.health.recorder import Row, unrecorded
 from sluice_engine.transfer.lane import tcp_bytes_received
 from sluice_engine.transfer.messages import (
     Allow,
@@ -38,6 +35,9 @@ from sluice_engine.transfer.messages import (
 )
 from sluice_engine.transfer.poller import Poller
 from sluice_engine.wire import FrameError
+from sluice_runtime import fault_points
+from sluice_runtime.health.layout import Phase
+from sluice_runtime.health.recorder import Row, unrecorded
 
 TICK_S = 0.25
 _RECEIVE = 1 << 18
@@ -96,7 +96,7 @@ class LeaderServer:
         self._row.begin(Phase.SERVING)
         while still_wanted():
             self._row.tick()
-            hooks.reach("sidecar.socket")
+            fault_points.reach("sidecar.socket")
             for key, events in self._selector.select(TICK_S):
                 if key.fileobj is self._listener:
                     self._accept()

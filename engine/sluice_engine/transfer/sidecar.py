@@ -21,12 +21,7 @@ from typing import NoReturn
 
 import msgspec
 
-from sluice_engine import hooks
-from sluice_engine.health.recorder import Recorder
-from sluice_engine.health.stacks import answer_with_stacks
-from sluice_engine.outlet import drop_what_nobody_reads
 from sluice_engine.pool import map_pools
-from sluice_engine.processes import give_way
 from sluice_engine.transfer.errors import TransferUnavailable
 from sluice_engine.transfer.lane import measure_lane
 from sluice_engine.transfer.lanes import choose_lanes, count_nvidia_gpus
@@ -49,6 +44,11 @@ from sluice_engine.transfer.verify import ThreadVerifier
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.source import SourceHello
 from sluice_records import RecordKind
+from sluice_runtime import fault_points
+from sluice_runtime.health.recorder import Recorder
+from sluice_runtime.health.stacks import answer_with_stacks
+from sluice_runtime.process.outlet import drop_what_nobody_reads
+from sluice_runtime.process.processes import give_way
 
 # A start that hangs (an agent, the self-test) ends with every thread's stack on stderr and exit code 1.
 START_LIMIT_S = 60.0
@@ -104,7 +104,7 @@ def _begin_watched(args: argparse.Namespace) -> SidecarMarks:
         recorder = Recorder.attach(args.recorder)
         answer_with_stacks(args.recorder.parent, "sidecar")
     if args.faults:
-        hooks.arm(args.faults)
+        fault_points.arm(args.faults)
     marks = SidecarMarks(recorder)
     marks.socket.begin()
     return marks

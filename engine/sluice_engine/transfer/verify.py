@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from sluice_engine import hooks
-from sluice_engine.health.layout import Phase
-from sluice_engine.health.recorder import Row, unrecorded
 from sluice_engine.pool import LOT_BYTES, Pools, RecordPool
 from sluice_engine.step import PullItem
 from sluice_engine.transfer.contract import Failure
 from sluice_engine.transfer.plan import PIECE_BYTES
 from sluice_records import RecordKind, Trailer
+from sluice_runtime import fault_points
+from sluice_runtime.health.layout import Phase
+from sluice_runtime.health.recorder import Row, unrecorded
 
 
 class VerifyLevel(StrEnum):
@@ -239,6 +239,6 @@ class ThreadVerifier:
             lot = self._asked.popleft()
         except IndexError:
             return 0
-        hooks.reach("sidecar.verify")
+        fault_points.reach("sidecar.verify")
         self._told.append(self._checker.check(lot))
         return len(lot.items)

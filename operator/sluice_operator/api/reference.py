@@ -11,7 +11,7 @@ from sluice_operator.api.field import ApiField, RawObject, fields_of, item_type,
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.api.value import to_json
-from sluice_operator.reasons import render_table
+from sluice_operator.decide.reasons import render_table
 
 _HEADER = """\
 # ModelDeployment: reference

@@ -8,9 +8,6 @@ from typing import Any
 
 import msgspec
 
-from sluice_engine.health.spec import HealthSpec
-from sluice_engine.log import LogFormat
-from sluice_engine.spec import EngineSpec, PortSpec
 from sluice_operator import names
 from sluice_operator.api.enums import Allocation, CacheFormat, IndexKeyFormat
 from sluice_operator.api.spec import DecodeSpec, ModelDeploymentSpec, PrecisionSpec, PrefillSpec
@@ -27,7 +24,9 @@ from sluice_operator.render.affinity import (
 from sluice_operator.render.merge import merge, with_defaults, without_nulls
 from sluice_operator.render.model import CONTAINER_SECURITY, ModelSource, engine_source, image_of, with_init_resources
 from sluice_operator.render.probes import probes
+from sluice_protocol.engine_spec import EngineSpec, PortSpec
 from sluice_protocol.generate import Role
+from sluice_protocol.service_spec import HealthSpec, LogFormat
 
 Object = dict[str, Any]
 RUN, EVIDENCE, CONFIG, KEY, TLS = (

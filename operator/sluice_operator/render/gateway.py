@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from sluice_engine.health.spec import HealthSpec
 from sluice_operator import names
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.names import PodRole
@@ -29,6 +28,7 @@ from sluice_operator.render.engine import (
 from sluice_operator.render.merge import merge
 from sluice_operator.render.model import ModelSource, gateway_source, with_init_resources
 from sluice_operator.render.probes import probes
+from sluice_protocol.service_spec import HealthSpec
 
 Object = dict[str, Any]
 API_KEYS = "/etc/sluice/api-keys"

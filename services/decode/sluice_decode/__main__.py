@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from sluice_engine.supervise import main
+from sluice_engine.supervisor.supervise import main
 
 if __name__ == "__main__":
     sys.exit(main())

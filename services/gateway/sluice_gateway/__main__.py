@@ -14,38 +14,38 @@ from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
-from sluice_engine import hooks, log
-from sluice_engine.address import split
-from sluice_engine.cluster_connection import SERVICE_ACCOUNT, Connection, ConnectionInvalid, from_pod
-from sluice_engine.descriptors import raise_limit
-from sluice_engine.errors import SpecError
-from sluice_engine.health.recorder import Recorder, RecorderError
-from sluice_engine.health.stacks import answer_with_stacks
-from sluice_engine.log import LogFormat
-from sluice_engine.outlet import drop_what_nobody_reads
-from sluice_engine.processes import die_with_parent, give_way, settle_heap
-from sluice_engine.tls.identity import IdentityInvalid
-from sluice_engine.tls.keeper import IdentityKeeper
-from sluice_engine.tls.peers import Peer
-from sluice_engine.tracing import make_tracer
 from sluice_gateway.app import create_app
-from sluice_gateway.client import grpc_factory
-from sluice_gateway.discover import Discovery, discovering, parse_target
-from sluice_gateway.encoders import Efforts, efforts_of
-from sluice_gateway.fleet import Fleet, FleetError, Member
 from sluice_gateway.gateway import Gateway
-from sluice_gateway.keep_alive import Pace
-from sluice_gateway.large_requests import WorkerSpec
-from sluice_gateway.members import read_fleet
-from sluice_gateway.origins import check_origins
-from sluice_gateway.serve import listen, make_server, url_of
-from sluice_gateway.server import serving_reports
+from sluice_gateway.http.keep_alive import Pace
+from sluice_gateway.http.origins import check_origins
+from sluice_gateway.http.serve import listen, make_server, url_of
+from sluice_gateway.http.server import serving_reports
+from sluice_gateway.routing.client import grpc_factory
+from sluice_gateway.routing.discover import Discovery, discovering, parse_target
+from sluice_gateway.routing.fleet import Fleet, FleetError, Member
+from sluice_gateway.routing.members import read_fleet
 from sluice_gateway.settings import Settings, sampling_defaults
-from sluice_gateway.tokenizer import load_tokenizer, tokenizer_digest
-from sluice_gateway.tokenizer_files import TokenizerError, read_config
+from sluice_gateway.text.encoders import Efforts, efforts_of
+from sluice_gateway.text.large_requests import WorkerSpec
+from sluice_gateway.text.tokenizer import load_tokenizer, tokenizer_digest
+from sluice_gateway.text.tokenizer_files import TokenizerError, read_config
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import Role
+from sluice_protocol.service_spec import LogFormat
 from sluice_records.chain import block_keys
+from sluice_runtime import fault_points, log
+from sluice_runtime.address import split
+from sluice_runtime.cluster_connection import SERVICE_ACCOUNT, Connection, ConnectionInvalid, from_pod
+from sluice_runtime.descriptors import raise_limit
+from sluice_runtime.errors import SpecError
+from sluice_runtime.health.recorder import Recorder, RecorderError
+from sluice_runtime.health.stacks import answer_with_stacks
+from sluice_runtime.process.outlet import drop_what_nobody_reads
+from sluice_runtime.process.processes import die_with_parent, give_way, settle_heap
+from sluice_runtime.tls.identity import IdentityInvalid
+from sluice_runtime.tls.keeper import IdentityKeeper
+from sluice_runtime.tls.peers import Peer
+from sluice_runtime.tracing import make_tracer
 
 logger = logging.getLogger(__name__)
 
@@ -227,7 +227,7 @@ def beside_of(
                 reports = serving_reports(gateway.fleet_report, arguments.report_listen, key, identity)
                 told["report"] = await stack.enter_async_context(reports)
             if connection is not None and target is not None:
-                from sluice_gateway.slice_api import HttpSliceApi  # who discovers nothing needs no HTTP client
+                from sluice_gateway.routing.slice_api import HttpSliceApi  # who discovers nothing needs no HTTP client
 
                 api = await stack.enter_async_context(HttpSliceApi(connection, target))
                 prefer_v6 = connection.server.startswith("https://[")
@@ -248,7 +248,7 @@ def join_supervisor(arguments: argparse.Namespace) -> Recorder | None:
     if arguments.parent:
         die_with_parent(arguments.parent)
     if arguments.faults:
-        hooks.arm(arguments.faults)
+        fault_points.arm(arguments.faults)
     if arguments.recorder is None:
         return None
     answer_with_stacks(arguments.recorder.parent, "gateway")

@@ -14,19 +14,19 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sluice_engine.health.recorder import Recorder
-from sluice_engine.tls.keeper import IdentityKeeper
-from sluice_engine.tracing import NO_TRACER, Tracer
-from sluice_gateway.dispatch import Clock
-from sluice_gateway.endpoints import Endpoints
-from sluice_gateway.engine import ClientFactory
-from sluice_gateway.errors import ApiError, internal
 from sluice_gateway.gateway import Gateway
-from sluice_gateway.respond import ClientGone
-from sluice_gateway.route import BlockKeys, no_keys
+from sluice_gateway.http.respond import ClientGone
+from sluice_gateway.openai.endpoints import Endpoints
+from sluice_gateway.openai.errors import ApiError, internal
+from sluice_gateway.routing.dispatch import Clock
+from sluice_gateway.routing.engine import ClientFactory
+from sluice_gateway.routing.route import BlockKeys, no_keys
 from sluice_gateway.settings import Settings
-from sluice_gateway.status_page import StatusPage
-from sluice_gateway.tokenizer import Tokenizer
+from sluice_gateway.status.status_page import StatusPage
+from sluice_gateway.text.tokenizer import Tokenizer
+from sluice_runtime.health.recorder import Recorder
+from sluice_runtime.tls.keeper import IdentityKeeper
+from sluice_runtime.tracing import NO_TRACER, Tracer
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from sluice_gateway.fleet import Pair
-from sluice_gateway.reasons import ENGINE_LOST
-from sluice_gateway.retry import classify
-from sluice_gateway.session import Lost, TryResult
+from sluice_gateway.routing.fleet import Pair
+from sluice_gateway.routing.reasons import ENGINE_LOST
+from sluice_gateway.routing.retry import classify
+from sluice_gateway.routing.session import Lost, TryResult
 from sluice_protocol.generate import Refused
 
 DELAYS_S = (0.1, 0.5, 1.0, 2.0)

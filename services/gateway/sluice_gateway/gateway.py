@@ -9,38 +9,38 @@ from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any
 
-from sluice_engine.health.recorder import Recorder
-from sluice_engine.self_call import SelfCall
-from sluice_engine.tls.keeper import IdentityKeeper
-from sluice_engine.tracing import NO_TRACER, Tracer
-from sluice_gateway import errors
-from sluice_gateway.answer import Ask, Choice, Outcome
-from sluice_gateway.board import StatusBoard
-from sluice_gateway.bodies import Body, BodyBudget
-from sluice_gateway.client_names import ClientNames
-from sluice_gateway.counters import Counters
-from sluice_gateway.detokenize import Pieces
-from sluice_gateway.dispatch import Clock, Dispatcher
-from sluice_gateway.encoding import Kind
-from sluice_gateway.engine import ClientFactory
-from sluice_gateway.fleet import load_report
-from sluice_gateway.histograms import Latencies
-from sluice_gateway.jobs import Job, output_budget
-from sluice_gateway.keep_alive import Life
-from sluice_gateway.lack import describe_queue
-from sluice_gateway.large_requests import LargeRequests
-from sluice_gateway.marks import TURN_S, GatewayMarks
-from sluice_gateway.members import Members, watch_fleet
-from sluice_gateway.prepare import Preparation, Prepared
-from sluice_gateway.report import make_report
-from sluice_gateway.requests import Limits, Options
-from sluice_gateway.route import BlockKeys, Wanted
+from sluice_gateway.http.bodies import Body, BodyBudget
+from sluice_gateway.http.keep_alive import Life
+from sluice_gateway.openai import errors
+from sluice_gateway.openai.client_names import ClientNames
+from sluice_gateway.openai.requests import Limits, Options
+from sluice_gateway.routing.answer import Ask, Choice, Outcome
+from sluice_gateway.routing.board import StatusBoard
+from sluice_gateway.routing.dispatch import Clock, Dispatcher
+from sluice_gateway.routing.engine import ClientFactory
+from sluice_gateway.routing.fleet import load_report
+from sluice_gateway.routing.jobs import Job, output_budget
+from sluice_gateway.routing.lack import describe_queue
+from sluice_gateway.routing.members import Members, watch_fleet
+from sluice_gateway.routing.report import make_report
+from sluice_gateway.routing.route import BlockKeys, Wanted
+from sluice_gateway.routing.story import Story
 from sluice_gateway.settings import Settings
-from sluice_gateway.story import Story
-from sluice_gateway.tokenizer import Tokenizer
-from sluice_gateway.track import Sink, Track, TrackPlan
+from sluice_gateway.status.counters import Counters
+from sluice_gateway.status.histograms import Latencies
+from sluice_gateway.status.marks import TURN_S, GatewayMarks
+from sluice_gateway.text.detokenize import Pieces
+from sluice_gateway.text.encoding import Kind
+from sluice_gateway.text.large_requests import LargeRequests
+from sluice_gateway.text.prepare import Preparation, Prepared
+from sluice_gateway.text.tokenizer import Tokenizer
+from sluice_gateway.text.track import Sink, Track, TrackPlan
 from sluice_protocol.fleet import FleetReport
 from sluice_protocol.generate import EngineHello, Role
+from sluice_runtime.health.recorder import Recorder
+from sluice_runtime.rpc.self_call import SelfCall
+from sluice_runtime.tls.keeper import IdentityKeeper
+from sluice_runtime.tracing import NO_TRACER, Tracer
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from sluice_gateway.engine import EngineClient, EngineLost
-from sluice_gateway.fleet import Member
+from sluice_gateway.routing.engine import EngineClient, EngineLost
+from sluice_gateway.routing.fleet import Member
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import (
     Ended,

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sluice_gateway.encoders import SCRIPTED, Efforts
-from sluice_gateway.errors import ApiError
-from sluice_gateway.fields import boolean, take
-from sluice_gateway.fleet import Fleet
-from sluice_gateway.keep_alive import Pace
-from sluice_gateway.large_requests import WorkerSpec
-from sluice_gateway.link import Timings
-from sluice_gateway.requests import SAMPLING_DEFAULTS, sampling_numbers
+from sluice_gateway.http.keep_alive import Pace
+from sluice_gateway.openai.errors import ApiError
+from sluice_gateway.openai.fields import boolean, take
+from sluice_gateway.openai.requests import SAMPLING_DEFAULTS, sampling_numbers
+from sluice_gateway.routing.fleet import Fleet
+from sluice_gateway.routing.link import Timings
+from sluice_gateway.text.encoders import SCRIPTED, Efforts
+from sluice_gateway.text.large_requests import WorkerSpec
 from sluice_protocol.sampling import Sampling
 
 NOBODY = Fleet()

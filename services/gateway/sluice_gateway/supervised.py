@@ -18,21 +18,21 @@ from typing import Any
 
 import msgspec
 
-from sluice_engine import hooks
-from sluice_engine.child_stderr import ChildStderr, passed_on
-from sluice_engine.descriptors import raise_limit
-from sluice_engine.errors import SpecError
-from sluice_engine.health.guard import Guard
-from sluice_engine.health.last_words import cause_of_death, clean
-from sluice_engine.health.reading import Exit
-from sluice_engine.health.secrets import without_secrets
-from sluice_engine.health.service import Service
-from sluice_engine.health.spec import HealthSpec
-from sluice_engine.health.verdict import Verdict
-from sluice_engine.log import LogFormat
-from sluice_engine.outlet import heard_or_not
-from sluice_engine.processes import MAX_EVENT_BYTES, child_environment, die_with_parent, pass_on, say
-from sluice_engine.supervision import (
+from sluice_gateway.status.watched_rows import GATEWAY_KIND, GATEWAY_LOOP
+from sluice_protocol.service_spec import HealthSpec, LogFormat
+from sluice_runtime import fault_points
+from sluice_runtime.descriptors import raise_limit
+from sluice_runtime.errors import SpecError
+from sluice_runtime.health.guard import Guard
+from sluice_runtime.health.last_words import cause_of_death, clean
+from sluice_runtime.health.reading import Exit
+from sluice_runtime.health.secrets import without_secrets
+from sluice_runtime.health.service import Service
+from sluice_runtime.health.verdict import Verdict
+from sluice_runtime.process.child_stderr import ChildStderr, passed_on
+from sluice_runtime.process.outlet import heard_or_not
+from sluice_runtime.process.processes import MAX_EVENT_BYTES, child_environment, die_with_parent, pass_on, say
+from sluice_runtime.process.supervision import (
     announce,
     child_events,
     end_by,
@@ -46,7 +46,6 @@ from sluice_engine.supervision import (
     sole_user,
     undisturbed,
 )
-from sluice_gateway.watched_rows import GATEWAY_KIND, GATEWAY_LOOP
 
 # More than a gateway's --shutdown-s usually is.
 STOP_S = 25.0
@@ -243,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         die_with_parent(parent, signal.SIGTERM)
     raise_limit()
     if spec.faults:
-        hooks.arm(spec.faults)
+        fault_points.arm(spec.faults)
     with heard_or_not():
         try:
             with sole_user(spec.run_dir):

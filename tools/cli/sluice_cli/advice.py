@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sluice_engine.health.watched import Reason
 from sluice_engine.watched_rows import EngineReason
-from sluice_gateway.watched_rows import GatewayReason
+from sluice_gateway.status.watched_rows import GatewayReason
+from sluice_runtime.health.watched import Reason
 
 
 @dataclass(frozen=True, slots=True)

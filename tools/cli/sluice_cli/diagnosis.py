@@ -11,13 +11,13 @@ from sluice_cli.advice import advice_on
 from sluice_cli.evidence import Evidence
 from sluice_cli.shapes import read_mirrors
 from sluice_cli.step_words import step_counts, step_tokens
-from sluice_engine.health.layout import Phase, State
-from sluice_engine.health.reading import Copy, Mirror, Reading, RowReading
-from sluice_engine.health.status import describe_row
-from sluice_engine.health.verdict import Budgets, verdict
-from sluice_engine.health.watched import Watched
 from sluice_engine.watched_rows import EngineMirror, engine_rows_named
-from sluice_gateway.watched_rows import GATEWAY_MIRROR, GATEWAY_ROWS
+from sluice_gateway.status.watched_rows import GATEWAY_MIRROR, GATEWAY_ROWS
+from sluice_runtime.health.layout import Phase, State
+from sluice_runtime.health.reading import Copy, Mirror, Reading, RowReading
+from sluice_runtime.health.status import describe_row
+from sluice_runtime.health.verdict import Budgets, verdict
+from sluice_runtime.health.watched import Watched
 
 STEPS, EVENTS = 10, 20
 Rows = Mapping[str, RowReading]

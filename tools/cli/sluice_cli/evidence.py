@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from sluice_cli.shapes import About, Judged, has_shape
-from sluice_engine.health import layout
-from sluice_engine.health.evidence import ABOUT_FILE, RECORDER_FILE, VERDICT_FILE
-from sluice_engine.health.reading import Copy
+from sluice_runtime.health import layout
+from sluice_runtime.health.evidence import ABOUT_FILE, RECORDER_FILE, VERDICT_FILE
+from sluice_runtime.health.reading import Copy
 
 # Of stacks, and of what /proc said. Ours have kilobytes.
 MAX_TEXT_BYTES = 16 << 20

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from sluice_engine.probe_client import AskerFailed, NoAnswer, ask, is_our_own
-from sluice_engine.zygote_link import PING
+from sluice_engine.supervisor.zygote_link import PING
+from sluice_runtime.probe_client import AskerFailed, NoAnswer, ask, is_our_own
 
 PERIOD_S, TIMEOUT_S, FAILURES = 2.0, 2.0, 3
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from sluice_engine.processes import MAX_EVENT_BYTES, die_with_parent, json_lines
+from sluice_runtime.process.processes import MAX_EVENT_BYTES, die_with_parent, json_lines
 
 Event = dict[str, object]
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.2, 5.0

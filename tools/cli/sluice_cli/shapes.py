@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from sluice_engine.health.reading import Copy, Mirror
 from sluice_engine.watched_rows import EngineMirror
-from sluice_gateway.watched_rows import GATEWAY_MIRROR
+from sluice_gateway.status.watched_rows import GATEWAY_MIRROR
+from sluice_runtime.health.reading import Copy, Mirror
 
 
 class Spec(msgspec.Struct):

@@ -21,9 +21,9 @@ from sluice_cli.http import get_json
 from sluice_cli.liveness import look_after, look_after_zygote
 from sluice_cli.notes import remove_note, write_note
 from sluice_cli.services import Event, Service, StartFailed
-from sluice_engine.address import join
-from sluice_gateway.origins import is_loopback
+from sluice_gateway.http.origins import is_loopback
 from sluice_protocol.generate import Role
+from sluice_runtime.address import join
 
 PATIENCE_S = 15.0  # say what is waited for, this often
 ROUTABLE_S = 60.0
@@ -31,7 +31,7 @@ FLEET_AGAIN_S = 1.0
 ENGINE_MODULES = {
     Role.PREFILL: "sluice_prefill",
     Role.DECODE: "sluice_decode",
-    Role.UNIFIED: "sluice_engine.supervise",
+    Role.UNIFIED: "sluice_engine.supervisor.supervise",
 }
 
 
@@ -227,7 +227,7 @@ class Stack:
     # -- services --------------------------------------------------------------------------------------------------
 
     def _zygote(self) -> Service:
-        argv = ("-m", "sluice_engine.zygote", "--socket", str(self.directory / "zygote.sock"))
+        argv = ("-m", "sluice_engine.rank.zygote", "--socket", str(self.directory / "zygote.sock"))
         return self._service(
             "zygote", (*argv, "--parent", str(os.getpid())), lambda event: event.get("event") == "zygote-ready"
         )

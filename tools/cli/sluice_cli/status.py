@@ -14,8 +14,8 @@ from typing import Any
 
 from sluice_cli.http import GatewayError, get_json
 from sluice_cli.notes import NONE_RUNS, read_stacks
-from sluice_engine.health.view import Told, stack_view
-from sluice_engine.probe_client import NoAnswer, ask_json
+from sluice_gateway.status.view import Told, stack_view
+from sluice_runtime.probe_client import NoAnswer, ask_json
 
 PERIOD_S, TIMEOUT_S = 1.0, 1.0
 

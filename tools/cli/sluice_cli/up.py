@@ -17,13 +17,14 @@ import msgspec
 from sluice_cli.default_model import default_model
 from sluice_cli.place import PortTaken, UnusableHost, evidence_directory, reserved_port, run_directory, usable_host
 from sluice_cli.stack import Stack, StackSpec
-from sluice_engine.descriptors import raise_limit
-from sluice_engine.errors import SpecError
 from sluice_engine.model.errors import ModelError
-from sluice_engine.outlet import heard_or_not
-from sluice_engine.spec import EngineSpec, resolve
-from sluice_gateway.origins import OriginError, check_origins
+from sluice_engine.spec import resolve
+from sluice_gateway.http.origins import OriginError, check_origins
+from sluice_protocol.engine_spec import EngineSpec
 from sluice_protocol.generate import Role
+from sluice_runtime.descriptors import raise_limit
+from sluice_runtime.errors import SpecError
+from sluice_runtime.process.outlet import heard_or_not
 
 NEEDED = ("grpc", "google.protobuf", "uvloop", "fastapi", "uvicorn", "httptools", "orjson", "tokenizers")
 NEEDED_FOR_A_MODEL = ("torch", "safetensors")
@@ -185,7 +186,7 @@ def check_model(spec: StackSpec) -> None:
 
 def _check_texts(model: Path) -> None:
     from sluice_gateway.settings import sampling_defaults  # orjson, which check_installed has looked for
-    from sluice_gateway.tokenizer_files import TokenizerError, check_files, read_config
+    from sluice_gateway.text.tokenizer_files import TokenizerError, check_files, read_config
 
     generation = model / "generation_config.json"
     try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sluice_engine.health.evidence import ABOUT_FILE, RECORDER_FILE, VERDICT_FILE
-from sluice_engine.health.reading import Copy
-from sluice_engine.health.recorder import RecorderError
+from sluice_runtime.health.evidence import ABOUT_FILE, RECORDER_FILE, VERDICT_FILE
+from sluice_runtime.health.reading import Copy
+from sluice_runtime.health.recorder import RecorderError
 
 
 def problems_of(bundle: Path, key: str, reason: str) -> list[str]:

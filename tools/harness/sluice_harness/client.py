@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import grpc
 
-from sluice_engine.grpc_options import KEY_HEADER
 from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc
+from sluice_runtime.rpc.options import KEY_HEADER
 
 
 class NoAnswer(Exception):

@@ -42,8 +42,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from sluice_engine.address import split
-from sluice_engine.health.layout import FILE_NAME, WORD, Header
 from sluice_faults import Action, Order, place, reached, withdraw
 from sluice_faults.order import parse
 from sluice_harness.chat import Chat
@@ -53,6 +51,10 @@ from sluice_harness.phases import Work, fresh_prompt
 from sluice_harness.processes import eventually, is_running, stop_process
 from sluice_harness.service import Service
 from sluice_harness.stack import Stack, free_port
+from sluice_protocol.service_spec import RECORDER_FILE
+from sluice_runtime.address import split
+from sluice_runtime.health.layout import WORD, Header
+from sluice_runtime.process.processes import die_with_parent
 
 # Rather too many for the tokenizer's fast way.
 MANY_WORDS = 4000
@@ -152,7 +154,7 @@ def _flood(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) 
 
 
 def _overwrite(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
-    with (engine.run_dir / FILE_NAME).open("r+b") as file:
+    with (engine.run_dir / RECORDER_FILE).open("r+b") as file:
         file.seek(Header[str(fault["overwrite"]).upper()] * WORD)
         file.write(b"\x4d" * WORD)
     return Injected(time.monotonic())
@@ -188,7 +190,7 @@ def _unlimit(pid: int, soft: int, hard: int) -> None:
 
 
 def _load(stack: Stack, engine: Service, fault: Mapping[str, Any], work: Work) -> Injected:
-    code = f"from sluice_engine.processes import die_with_parent; die_with_parent({os.getpid()})\nwhile True: pass"
+    code = f"from {die_with_parent.__module__} import die_with_parent; die_with_parent({os.getpid()})\nwhile True: pass"
     hogs = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(int(fault["load"]))]
 
     def end() -> None:

@@ -151,7 +151,7 @@ def spawn_engine(
     }
     path = run_dir / "spec.json"
     path.write_text(json.dumps({**told, **spec}))
-    argv = ["-m", "sluice_engine.supervise", "--spec", str(path), "--parent", str(os.getpid())]
+    argv = ["-m", "sluice_engine.supervisor.supervise", "--spec", str(path), "--parent", str(os.getpid())]
     return _supervised([*argv, *(["--zygote", zygote] if zygote else [])], place, role, name, run_dir)
 
 

@@ -84,7 +84,7 @@ class Stack:
         self.start_gateway()
 
     def start_zygote(self) -> None:
-        argv = ("-m", "sluice_engine.zygote", "--socket", self._zygote_path, "--parent", str(os.getpid()))
+        argv = ("-m", "sluice_engine.rank.zygote", "--socket", self._zygote_path, "--parent", str(os.getpid()))
         self.zygote = Process(argv, self.directory / "zygote.log")
 
     @property

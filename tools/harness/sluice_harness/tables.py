@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sluice_engine.health.layout import Phase as Doing
-from sluice_engine.health.reading import Thread
-from sluice_engine.health.recorder import Recorder, RecorderNames
-from sluice_engine.health.recorder import Row as Marks
-from sluice_engine.health.verdict import IDLE, Budgets, Verdict
-from sluice_engine.health.watch import PERIOD_S, Watch
-from sluice_engine.health.watched import Watched
 from sluice_engine.watched_rows import HICACHE_CLIENT, LEADER_LOOP, LEASE_THREAD, TIER_COPIER, rank_rows
 from sluice_harness.results import Result
 from sluice_harness.rows import Outcome, Row
+from sluice_runtime.health.layout import Phase as Doing
+from sluice_runtime.health.reading import Thread
+from sluice_runtime.health.recorder import Recorder, RecorderNames
+from sluice_runtime.health.recorder import Row as Marks
+from sluice_runtime.health.verdict import IDLE, Budgets, Verdict
+from sluice_runtime.health.watch import PERIOD_S, Watch
+from sluice_runtime.health.watched import Watched
 
 FLOOR_S = 30.0
 # A frozen thread is told of so long after its budget at the latest: two looks.

@@ -1,0 +1,1 @@
+"""A rank: executes the step records that it is handed."""

@@ -1,0 +1,1 @@
+"""The supervisor of an engine: starts its processes, watches them and says why they ended."""

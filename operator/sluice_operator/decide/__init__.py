@@ -1,0 +1,1 @@
+"""Decisions: pure functions over what was observed. No cluster is met here."""

@@ -1,0 +1,1 @@
+"""HTTP as the gateway speaks it: connections, bodies, framing, limits."""

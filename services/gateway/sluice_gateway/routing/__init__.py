@@ -1,0 +1,1 @@
+"""Which engines there are, where a request goes, and what is tried again."""

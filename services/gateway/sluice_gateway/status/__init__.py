@@ -1,0 +1,1 @@
+"""What a gateway reports of itself: marks, metrics, the status page."""
