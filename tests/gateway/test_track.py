@@ -11,6 +11,7 @@ from sluice_gateway.openai.sinks import CollectSink, StreamSink
 from sluice_gateway.text.detokenize import Pieces
 from sluice_gateway.text.tokenizer import ByteTokenizer
 from sluice_gateway.text.track import Track, TrackPlan
+from sluice_protocol.outputs import OutputLimit
 
 TOKENIZER = ByteTokenizer()
 STOP = ord("!")
@@ -18,7 +19,7 @@ STOP = ord("!")
 
 def track(writes: list[bytes], max_tokens: int = 100, stop: tuple[str, ...] = ()) -> Track:
     frames = ChatFrames(Identity("id", 1, "m", "fp"), 0, TOKENIZER)
-    plan = TrackPlan(frozenset({STOP}), max_tokens, stop)
+    plan = TrackPlan(OutputLimit(frozenset({STOP}), max_tokens), stop)
     return Track(plan, Pieces(TOKENIZER), StreamSink(frames, writes.append))
 
 

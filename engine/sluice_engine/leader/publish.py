@@ -13,6 +13,7 @@ from itertools import accumulate, chain
 from sluice_engine.leader.scheduling.sequence import SequenceSpec
 from sluice_engine.step import StepResult
 from sluice_protocol.generate import EndReason, TokenBatch
+from sluice_protocol.outputs import OutputLimit
 from sluice_protocol.sampling import TokenLogprobs
 
 
@@ -25,21 +26,17 @@ class Stream:
     spec: SequenceSpec
     sent: int = 0
     end: EndReason | None = None
-    most: int = field(init=False)
-    stops: frozenset[int] = field(init=False)
+    limit: OutputLimit = field(init=False)
 
     def __post_init__(self) -> None:
-        self.most, self.stops = self.spec.outputs_left, frozenset(self.spec.sampling.stop_token_ids)
+        self.limit = self.spec.limit
 
     def take(self, token: int) -> bool:
         """Whether the client gets this token; moves `sent` and `end`."""
         if self.end is not None:
             return False
         self.sent += 1
-        if token in self.stops:
-            self.end = EndReason.STOP
-        elif self.sent >= self.most:
-            self.end = EndReason.LENGTH
+        self.end = self.limit.end_after(token, self.sent)
         return True
 
 

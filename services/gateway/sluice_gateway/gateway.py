@@ -37,6 +37,7 @@ from sluice_gateway.text.tokenizer import Tokenizer
 from sluice_gateway.text.track import Sink, Track, TrackPlan
 from sluice_protocol.fleet import FleetReport
 from sluice_protocol.generate import EngineHello, Role
+from sluice_protocol.outputs import OutputLimit
 from sluice_runtime.health.recorder import Recorder
 from sluice_runtime.rpc.self_call import SelfCall
 from sluice_runtime.tls.keeper import IdentityKeeper
@@ -288,8 +289,7 @@ class Gateway:
 
     def _track(self, job: Job, ask: Ask, sink: Sink) -> Track:
         plan = TrackPlan(
-            stop_token_ids=frozenset(ask.sampling.stop_token_ids),
-            max_tokens=ask.sampling.max_tokens,
+            limit=OutputLimit.of(ask.sampling),
             stop=job.options.stop,
             reasons=job.thinking,
             top_logprobs=job.options.sampling.top_logprobs,

@@ -22,6 +22,7 @@ from sluice_protocol.generate import (
     Route,
     TokenBatch,
 )
+from sluice_protocol.outputs import OutputLimit
 from sluice_protocol.sampling import TokenLogprobs
 
 NextToken = Callable[[Sequence[int], int], int]
@@ -224,12 +225,9 @@ class MemoryEngine:
         return True
 
     def _end(self, sequence: _Sequence, token: int) -> None:
-        sampling = sequence.request.sampling
-        total = len(sequence.request.output_ids) + sequence.made
-        if token in sampling.stop_token_ids:
-            self._finish(sequence, self._ended(sequence, EndReason.STOP))
-        elif total >= sampling.max_tokens:
-            self._finish(sequence, self._ended(sequence, EndReason.LENGTH))
+        limit = OutputLimit.of(sequence.request.sampling, len(sequence.request.output_ids))
+        if (reason := limit.end_after(token, sequence.made)) is not None:
+            self._finish(sequence, self._ended(sequence, reason))
 
     def _ended(self, sequence: _Sequence, reason: EndReason) -> Ended:
         route = Route(prefill_pid=7, decode_pid=self.pid, records=3, bytes=3072, transport="memory", chunks=1)

@@ -233,7 +233,7 @@ class Rooms:
             log.info("lease refused", **ids, reason=refused.reason)
             port.post(LeaseEvent.REFUSED, refused)
             return
-        tokens = len(spec.tokens)
+        tokens = spec.num_tokens
         span = leader.tracer.begin("prefill lease", opened.want.trace_context, **ids, tokens=tokens)
         log.info("lease admitted", **ids, sequence=spec.id, tokens=tokens, have_prefix=opened.have_prefix)
         self.sources[spec.id] = SourceRoom(spec, port, ids, span, peer=peer)
@@ -334,7 +334,7 @@ class Rooms:
 
     def _first_token(self, room: SourceRoom, token: int, logprobs: object) -> None:
         sequence = self._leader.state.sequences[room.spec.id]
-        ends = token in room.spec.sampling.stop_token_ids or room.spec.outputs_left == 1
+        ends = room.spec.limit.end_after(token, 1) is not None
         room.ended, room.has_first_token = ends, True
         room.chunks = sequence.chunks
         room.span.event("first token", chunks=sequence.chunks, cached_tokens=sequence.cached_tokens)
@@ -355,7 +355,7 @@ class Rooms:
         room.port.post(LeaseEvent.GRANTED, Granted(tuple(records)))
         if grant.final:
             room.completed = True
-            total = Complete(room.granted, room.granted_bytes, len(room.spec.tokens))
+            total = Complete(room.granted, room.granted_bytes, room.spec.num_tokens)
             room.port.post(LeaseEvent.COMPLETE, total)
 
     # -- reader ----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
+from itertools import chain
 
 from sluice_engine.leader.scheduling.sampling_checks import fault_of
 from sluice_engine.leader.scheduling.sequence import Mode, Phase, Sequence, SequenceSpec
@@ -18,7 +19,7 @@ Check = Callable[[SchedulerState, SequenceSpec], Refused | None]
 
 
 def token_out_of_range(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
-    highest = max(spec.tokens)
+    highest = max(chain(spec.prompt, spec.outputs))
     if highest < state.limits.vocab_size:
         return None
     return Refused("TokenOutOfRange", f"token id {highest} is not below the vocabulary size {state.limits.vocab_size}")
@@ -30,7 +31,7 @@ def bad_sampling(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
 
 
 def nothing_to_produce(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
-    if spec.outputs_left >= 1:
+    if spec.limit.most >= 1:
         return None
     return Refused(
         "NothingToProduce",
@@ -39,12 +40,12 @@ def nothing_to_produce(state: SchedulerState, spec: SequenceSpec) -> Refused | N
 
 
 def context_too_long(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
-    total = len(spec.tokens) + spec.outputs_left
+    total = spec.num_tokens + spec.limit.most
     if total <= state.limits.max_context_tokens:
         return None
     return Refused(
         "ContextTooLong",
-        f"{len(spec.tokens)} tokens and {spec.outputs_left} to come are {total};"
+        f"{spec.num_tokens} tokens and {spec.limit.most} to come are {total};"
         f" this engine holds {state.limits.max_context_tokens} a sequence",
     )
 
@@ -75,7 +76,7 @@ def no_state_free(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
 def no_pages_free(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
     """Those in the queue come first."""
     promised = sum(state.limits.pages_for(len(s.tokens)) for s in state.sequences.values() if s.phase is Phase.WAITING)
-    needed = state.limits.pages_for(len(spec.tokens))
+    needed = state.limits.pages_for(spec.num_tokens)
     room = state.ledger.num_free(RecordKind.PAGE) - promised
     if needed <= room or cache_could_give(state, needed - room):
         return None
@@ -125,12 +126,12 @@ def admit(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
         refused = check(state, spec)
         if refused is not None:
             return refused
-    state.sequences[spec.id] = Sequence(spec, list(spec.tokens), len(spec.tokens))
+    state.sequences[spec.id] = Sequence(spec, [*spec.prompt, *spec.outputs], spec.num_tokens)
     insort(state.waiting, spec.id)
     return None
 
 
 def _pages_at_most(state: SchedulerState, spec: SequenceSpec) -> int:
     """The last token is chosen, never computed. A source computes no output at all."""
-    outputs = 0 if spec.mode is Mode.SOURCE else spec.outputs_left - 1
-    return state.limits.pages_for(len(spec.tokens) + outputs)
+    outputs = 0 if spec.mode is Mode.SOURCE else spec.limit.most - 1
+    return state.limits.pages_for(spec.num_tokens + outputs)

@@ -118,7 +118,7 @@ class _Planner(StepBuilder):
                 sequence.stopped = True
                 if sequence.spec.mode is not Mode.SOURCE:  # a room's records stay until its lease has ended
                     self._end(sequence, EndCause.FAILED)
-            known, stops = sequence.tokens, sequence.stops
+            known, stops = sequence.tokens, sequence.limit.stops
             for token in sampled.tokens:
                 known.append(token)
                 if token in stops:
@@ -173,7 +173,7 @@ class _Planner(StepBuilder):
         """Sequences whose last token is planned have nothing left to run; a room that is done gives its row back."""
         for sequence in self.state.sequences.values():
             if sequence.phase is Phase.DECODING:
-                if sequence.sampled >= sequence.most:
+                if sequence.is_exhausted:
                     self._end(sequence, EndCause.FINISHED)
             elif sequence.phase is Phase.HELD:
                 self._free_row(sequence)

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from sluice_engine.leader.scheduling.ledger import Holder, HolderKind
 from sluice_engine.step import RecordRef, StepResult
+from sluice_protocol.outputs import OutputLimit
 from sluice_protocol.sampling import Sampling
 from sluice_protocol.source import GrantedRecord
 from sluice_records import ChainKey
@@ -48,12 +49,14 @@ class SequenceSpec:
     have_prefix: int = 0  # source: full pages the reader has already
 
     @property
-    def tokens(self) -> tuple[int, ...]:
-        return self.prompt + self.outputs
+    def num_tokens(self) -> int:
+        """Given, not to come."""
+        return len(self.prompt) + len(self.outputs)
 
     @property
-    def outputs_left(self) -> int:
-        return self.sampling.max_tokens - len(self.outputs)
+    def limit(self) -> OutputLimit:
+        """Of the outputs that are still to come."""
+        return OutputLimit.of(self.sampling, len(self.outputs))
 
 
 @dataclass(slots=True)
@@ -87,14 +90,12 @@ class Sequence:
     # What follows from the spec, looked at in every step.
     id: int = field(init=False)
     mode: Mode = field(init=False)
-    most: int = field(init=False)
-    stops: frozenset[int] = field(init=False)
+    limit: OutputLimit = field(init=False)
     holder: Holder = field(init=False)
     lease_holder: Holder = field(init=False)
 
     def __post_init__(self) -> None:
-        self.id, self.mode, self.most = self.spec.id, self.spec.mode, self.spec.outputs_left
-        self.stops = frozenset(self.spec.sampling.stop_token_ids)
+        self.id, self.mode, self.limit = self.spec.id, self.spec.mode, self.spec.limit
         self.holder = Holder(HolderKind.SEQUENCE, self.spec.id)
         self.lease_holder = Holder(HolderKind.LEASE, self.spec.id)
 
@@ -105,7 +106,7 @@ class Sequence:
     @property
     def is_exhausted(self) -> bool:
         """Every token it may produce is planned."""
-        return self.sampled >= self.most
+        return self.sampled >= self.limit.most
 
 
 # -- facts ---------------------------------------------------------------------------------------------------------

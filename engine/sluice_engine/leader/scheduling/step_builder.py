@@ -199,7 +199,7 @@ class StepBuilder:
         """Source: what is closed by now and not granted yet; at the end the tail page and the state too."""
         if sequence.spec.mode is not Mode.SOURCE or sequence.last_step != self.number:
             return
-        if sequence.spec.outputs_left == 1:
+        if sequence.limit.most == 1:
             return  # the first token ends it: nobody needs the records
         size, count = self.limits.page_tokens, sequence.num_given
         final = sequence.phase is Phase.HELD

@@ -10,6 +10,8 @@ from sluice_gateway.openai.stops import StopScanner
 from sluice_gateway.routing.session import Logprobs
 from sluice_gateway.text.detokenize import Detokenizer, Pieces
 from sluice_gateway.text.tokenizer import END_THINK
+from sluice_protocol.generate import EndReason
+from sluice_protocol.outputs import OutputLimit
 from sluice_protocol.sampling import TokenLogprobs
 
 
@@ -40,8 +42,7 @@ class TrackPlan:
     `top_logprobs`: None, or how many alternatives are shown beside each token.
     """
 
-    stop_token_ids: frozenset[int]
-    max_tokens: int
+    limit: OutputLimit
     stop: tuple[str, ...] = ()
     reasons: bool = False
     top_logprobs: int | None = None
@@ -67,24 +68,25 @@ class Track:
 
     def push(self, tokens: Sequence[int], logprobs: Logprobs = None) -> bool:
         """Next tokens. True: a stop string came, no more tokens are wanted."""
-        plan, known = self._plan, self._json
+        limit, known = self._plan.limit, self._json
         ready: list[bytes] = []  # of tokens that come together, and go out together
         for index, token in enumerate(tokens):
             if self.finished is not None:
                 break
             self.output_ids.append(token)
-            if self._plain and not self._detokenizer.pending and token in known and token not in plan.stop_token_ids:
+            end = limit.end_after(token, len(self.output_ids))
+            if end is EndReason.STOP:  # its text is not shown
+                self._put(ready)
+            elif self._plain and not self._detokenizer.pending and token in known:
                 if inside := known[token]:
                     ready.append(inside)
             else:
                 self._put(ready)
-                if token in plan.stop_token_ids:
-                    self._finish("stop")
-                elif self._slow(token, None if logprobs is None else logprobs[index]):
+                if self._slow(token, None if logprobs is None else logprobs[index]):
                     return True
-            if len(self.output_ids) >= plan.max_tokens:
+            if end is not None:
                 self._put(ready)
-                self._finish("length")
+                self._finish(end.value)
         self._put(ready)
         return False
 
