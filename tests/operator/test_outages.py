@@ -166,3 +166,39 @@ def test_a_gateway_that_does_not_report_costs_nothing_that_may_come_back():
     cluster.delete(ready(cluster, D)[0])
     cluster.run(120)
     assert cluster.engines() == {("prefill", "A"): 2, ("decode", "A"): 3}
+
+
+NOTHING = [({"prefill": 0, "decode": 0}), ({"decode": 0}), ({"prefill": 0})]
+
+
+@pytest.mark.parametrize("nothing", NOTHING, ids=lambda nothing: "+".join(nothing))
+@pytest.mark.parametrize("at_once", [False, True], ids=["edit, then wake", "edit and wake in one"])
+@pytest.mark.parametrize("finds_nodes", [True, False], ids=["well", "nowhere to run"])
+def test_a_revision_that_has_given_up_its_last_place_does_not_come_back_beside_another(nothing, at_once, finds_nodes):
+    """The spec was edited while nothing was wanted: on the wish for pods the old revision grew beside the new one."""
+    cluster = served()
+    cluster.change(prefill={"replicas": 0}, decode={"replicas": 0})
+    cluster.run_until_quiet(3000)
+    if len(nothing) == 1 and not at_once:  # a new revision that has completed with one role alone
+        cluster.change(image=with_tag("B"), prefill={"replicas": nothing.get("prefill", 2)},
+                       decode={"replicas": nothing.get("decode", 3)})  # fmt: skip
+        cluster.run_until_quiet(3000)
+    if not finds_nodes:
+        cluster.unplaceable.add("B")
+    if not at_once:
+        cluster.change(image=with_tag("B"))
+        cluster.run_until_quiet(3000)
+    grown = {}
+
+    def look():
+        cluster.step()
+        for role in (P, D):
+            grown[role] = max(grown.get(role, 0), wanted(cluster, role))
+
+    cluster.change(image=with_tag("B"), prefill={"replicas": 2}, decode={"replicas": 3})
+    for _ in range(300):
+        look()
+    assert grown == {P: 0, D: 0}
+    assert (wanted(cluster, P, "B"), wanted(cluster, D, "B")) == (2, 3)
+    if finds_nodes:
+        assert cluster.condition("Ready").status is TRUE

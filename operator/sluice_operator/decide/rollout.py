@@ -257,15 +257,12 @@ def choose_target(wanted: str, revisions: Iterable[Revision], useful: Mapping[st
 def choose_fallback(target: str, revisions: Iterable[Revision], workloads: Iterable[Workload]) -> str:
     """The good revision that may grow again while `target` has not taken over; empty if there is none.
 
-    One of which pods are left, the most of all; where none are, only if the target never was good itself: else it is
-    the target that somebody waits for."""
+    Only one of which places are left, and of several the one with most: a revision that gave up its last place, because
+    it was replaced or because nothing was wanted, has no part in what comes after."""
     left = Counter[str]()
     for workload in workloads:
         left[workload.revision] += workload.replicas
-    known = {revision.hash: revision for revision in revisions}
-    was_good = target in known and known[target].verdict is Verdict.GOOD
-    others = [r for r in known.values() if r.verdict is Verdict.GOOD and r.hash != target]
-    good = [r for r in others if left[r.hash] or not was_good]
+    good = [r for r in revisions if r.verdict is Verdict.GOOD and r.hash != target and left[r.hash]]
     best = max(good, key=lambda revision: (left[revision.hash], revision.number), default=None)
     return "" if best is None else best.hash
 
