@@ -15,12 +15,12 @@ sys.path[:0] = [str(TREE / root) for root in ("tests/support", "engine", "record
 
 from engine_double import tiny_layouts  # noqa: E402
 
-from sluice_engine.admission import admit  # noqa: E402
-from sluice_engine.ledger import CACHE, Ledger  # noqa: E402
+from sluice_engine.leader.scheduling.admission import admit  # noqa: E402
+from sluice_engine.leader.scheduling.ledger import CACHE, Ledger  # noqa: E402
+from sluice_engine.leader.scheduling.schedule import plan  # noqa: E402
+from sluice_engine.leader.scheduling.sequence import Mode, SequenceSpec  # noqa: E402
+from sluice_engine.leader.scheduling.state import SchedulerState  # noqa: E402
 from sluice_engine.limits import Limits  # noqa: E402
-from sluice_engine.schedule import plan  # noqa: E402
-from sluice_engine.sequence import Mode, SequenceSpec  # noqa: E402
-from sluice_engine.state import SchedulerState  # noqa: E402
 from sluice_protocol.sampling import Sampling  # noqa: E402
 from sluice_records import PoolPlan, RecordKind  # noqa: E402
 

@@ -41,7 +41,7 @@ def test_a_frozen_leader_is_named_its_evidence_stays_and_its_service_comes_back(
         assert told["debug"].startswith("http://127.0.0.1:")
         assert Path(told["run_dir"]).is_dir()
     before = len(stack.lines)
-    os.kill(child(stack.service("sluice_decode"), "leader_main"), signal.SIGSTOP)
+    os.kill(child(stack.service("sluice_decode"), "sluice_engine.leader.main"), signal.SIGSTOP)
     stack.wait(r"decode-0: incident: Wedged: \w+: leader\.\w+ .*stopped by a signal", start=before)
     path = stack.wait(r"decode-0: evidence \(may hold prompts\): .*sluice doctor (\S+)", start=before)[1]
     stack.wait("serving again", start=before)

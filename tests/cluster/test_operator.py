@@ -334,6 +334,42 @@ def test_a_rollout_replaces_every_engine_and_never_by_editing_a_template(operato
     assert len(revisions) == 2
 
 
+def test_a_restart_of_engines_by_hand_is_refused_and_by_force_ends_none(plane, operator, served):
+    """Before: the Deployment controller ended all engines of the role at once."""
+    served.create(prefill={"replicas": 1}, decode={"replicas": 2})
+    served.until("Ready", "True")
+    before = uids(served.engines())
+    held = [d for d in served.children("Deployment") if "gateway" not in d["metadata"]["name"]]
+    assert len(held) == 2
+    for deployment in held:
+        name, path = (
+            deployment["metadata"]["name"],
+            KINDS["Deployment"].path(served.namespace, deployment["metadata"]["name"]),
+        )
+        served.client.until(path, lambda there: there["spec"].get("paused"))
+        told = plane.kubectl("rollout", "restart", f"deployment/{name}", "-n", served.namespace, fails=True)
+        assert "paused" in told
+        edit = {"spec": {"template": {"metadata": {"annotations": {"kubectl.kubernetes.io/restartedAt": "now"}}}}}
+        served.client.call("PATCH", path, edit, "application/strategic-merge-patch+json")
+        served.client.until(
+            path,
+            lambda there: (
+                "kubectl.kubernetes.io/restartedAt" not in there["spec"]["template"]["metadata"].get("annotations", {})
+            ),
+        )
+    quiet_for(plane, operator.user, 5.0)
+    assert uids(served.engines()) == before
+    # What was put back is the template that the ReplicaSet has: letting go ends nothing either.
+    for deployment in held:
+        plane.kubectl("rollout", "resume", f"deployment/{deployment['metadata']['name']}", "-n", served.namespace)
+    for deployment in held:
+        path = KINDS["Deployment"].path(served.namespace, deployment["metadata"]["name"])
+        served.client.until(path, lambda there: there["spec"].get("paused"))
+    assert uids(served.engines()) == before
+    events = served.client.items(KINDS["Event"].path(served.namespace) + "?fieldSelector=reason=TemplateEdited")
+    assert len(list(events)) >= 1
+
+
 def test_a_pod_that_crashes_is_told_with_its_last_words(operator, served):
     served.create()
     served.until("Ready", "True")

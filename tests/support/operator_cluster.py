@@ -18,8 +18,10 @@ from sluice_operator.decide.actions import (
     Delete,
     Drain,
     EnsureSecret,
+    Hold,
     Label,
     MarkRevision,
+    PutBack,
     ReleasePod,
     Remember,
     Scale,
@@ -109,6 +111,20 @@ class SimDeployment:
     revision: str
     replicas: int
     version: int = 0
+    paused: bool = False
+    template: dict = field(default_factory=dict)
+    rolled: dict = field(default_factory=dict)  # the template of its ReplicaSet
+
+    def object(self):
+        """As the API server has it."""
+        meta = {"name": self.name, "generation": self.version, "annotations": {}}
+        if self.rolled:
+            meta["annotations"]["deployment.kubernetes.io/revision"] = "1"
+        return {
+            "metadata": meta,
+            "spec": {"paused": self.paused, "template": self.template},
+            "status": {"observedGeneration": self.version},
+        }
 
 
 @dataclass
@@ -145,6 +161,7 @@ class Cluster:
         self.pages: int | None = None  # wanted of decode, by all sequences
         self.work = {PodRole.PREFILL: 2, PodRole.DECODE: 3}
         self.status_writes = 0
+        self.quota_is_full = False
         self._numbers = itertools.count()
         self._parsed = None
 
@@ -160,7 +177,7 @@ class Cluster:
             self.memory,
             status=self.status,
             workloads=tuple(
-                Workload(d.name, d.role, d.revision, d.replicas, d.name, str(d.version))
+                Workload(d.name, d.role, d.revision, d.replicas, d.name, str(d.version), paused=d.paused)
                 for d in self.deployments.values()
             ),
             pods=pods,
@@ -181,6 +198,11 @@ class Cluster:
             children=tuple(
                 Child(kind, n, f"{kind}-{n}", "1", self.owners.get((kind, n), Owner.OURS), o)
                 for (kind, n), o in self.objects.items()
+            )
+            + tuple(
+                Child("Deployment", d.name, d.name, str(d.version), Owner.OURS, d.object())
+                for d in self.deployments.values()
+                if d.role in ENGINE_ROLES
             ),
             secrets=frozenset(self.secrets),
             certificates=self.certificates.seen,
@@ -284,6 +306,14 @@ class Cluster:
                 self.revisions[name]["metadata"]["annotations"] = {ANNOTATION_VERDICT_DETAIL: detail}
             case Label(kind, name, _, change):
                 self._label(kind, name, change)
+            case Hold(name, paused, version):
+                if version == str(self.deployments[name].version):
+                    self.deployments[name].paused = paused
+                    self.deployments[name].version += 1
+            case PutBack(name, _, version, template):
+                if version == str(self.deployments[name].version):
+                    self.deployments[name].template = copy.deepcopy(dict(template))
+                    self.deployments[name].version += 1
             case EnsureSecret(name):
                 self.secrets.add(name)
             case Certify(step):
@@ -317,7 +347,9 @@ class Cluster:
             old = self.deployments.get(name)
             version = old.version + 1 if old else 0
             role, revision = PodRole(labels[LABEL_ROLE]), labels[LABEL_REVISION]
-            self.deployments[name] = SimDeployment(name, role, revision, item["spec"]["replicas"], version)
+            self.deployments[name] = SimDeployment(
+                name, role, revision, item["spec"]["replicas"], version, template=item["spec"]["template"]
+            )
         elif kind == "ControllerRevision":
             self.revisions[name] = item
         else:
@@ -382,7 +414,29 @@ class Cluster:
         for pod in ready:
             pod.pages = min(PAGES, (self.pages or 0) // len(ready))
 
+    def edit(self, deployment: SimDeployment) -> None:
+        """As `kubectl rollout restart` does, which refuses a paused Deployment, or another tool, which does not."""
+        template = copy.deepcopy(deployment.template)
+        annotations = template.setdefault("metadata", {}).setdefault("annotations", {})
+        annotations["kubectl.kubernetes.io/restartedAt"] = str(self.now)
+        deployment.template = template
+        deployment.version += 1
+
+    def _roll_engines(self, deployment: SimDeployment) -> None:
+        """Strategy Recreate: of another template all pods end at once."""
+        if deployment.paused or deployment.rolled == deployment.template:
+            return
+        if deployment.rolled:
+            for pod in self.pods.values():
+                if pod.role is deployment.role and pod.revision == deployment.revision and pod.gone_at is None:
+                    self._kill(pod, "by its Deployment")
+        deployment.rolled = deployment.template
+
     def _replicate(self, deployment: SimDeployment) -> None:
+        if deployment.role in ENGINE_ROLES:
+            self._roll_engines(deployment)
+            if not deployment.rolled:  # it was paused before it had a ReplicaSet
+                return
         mine = [
             p
             for p in self.pods.values()
@@ -395,7 +449,7 @@ class Cluster:
         if old:
             self._roll(deployment, mine, old)
             return
-        for _ in range(deployment.replicas - len(mine)):
+        for _ in range(0 if self.quota_is_full else deployment.replicas - len(mine)):
             self._make(deployment)
         # As a ReplicaSet chooses: without a node first, then not started, then not ready, then the youngest.
         victims = sorted(mine, key=lambda p: (bool(p.node), p.started, p.ready, -p.ready_at, p.name))

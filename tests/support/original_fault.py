@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from sluice_engine.leader.leader import main
+from sluice_engine.leader import main
 from sluice_engine.leader.lease import server
 from sluice_engine.leader.lease.thread import LeaseThread
 from sluice_engine.supervisor import supervise

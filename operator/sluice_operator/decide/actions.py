@@ -103,6 +103,31 @@ class MarkRevision:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Pause a Deployment, or let it go, with the resourceVersion that was seen as precondition."""
+
+    workload: str
+    paused: bool
+    resource_version: str
+
+    def __str__(self) -> str:
+        return f"{'hold' if self.paused else 'let go'} Deployment {self.workload}"
+
+
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """Replace a Deployment's pod template by what its revision keeps."""
+
+    workload: str
+    uid: str
+    resource_version: str
+    template: Mapping[str, Any]
+
+    def __str__(self) -> str:
+        return f"put back the template of Deployment {self.workload}"
+
+
+@dataclass(frozen=True, slots=True)
 class Label:
     """Change labels and annotations of a child, by a merge patch of its metadata."""
 
@@ -185,6 +210,8 @@ Action = (
     | ReleasePod
     | Delete
     | MarkRevision
+    | Hold
+    | PutBack
     | Label
     | EnsureSecret
     | Certify

@@ -126,7 +126,7 @@ class Pod:
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A Deployment of ours. `replicas`: what its spec says. `refused`: why its ReplicaSet can make no pod, in the words
-    of whoever refuses; empty if it can."""
+    of whoever refuses; empty if it can. `paused`: its controller replaces no pods."""
 
     name: str
     role: PodRole
@@ -135,6 +135,7 @@ class Workload:
     uid: str = ""
     resource_version: str = ""
     refused: str = ""
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from sluice_operator import names
 from sluice_operator.api.enums import ScalingMode
 from sluice_operator.api.spec import DrainSpec, MetadataSpec, ModelDeploymentSpec
 from sluice_operator.api.value import Problem
-from sluice_operator.decide import autoscale, drain, rollout
+from sluice_operator.decide import autoscale, drain, holding, rollout
 from sluice_operator.decide.accept import Objection
 from sluice_operator.decide.actions import (
     Action,
@@ -125,6 +125,7 @@ class _Plan:
             *self._revisions(spec, wanted, target, view),
             *self._quarantined(spec),
             *self._engines(spec, target, moves),
+            *self._held(),
             *self._pruned({wanted, target.revision, *(m.revision for m in moves if isinstance(m, Regrow))}),
             *self._events(),
             # What is stale ends a plan: nothing such comes between a change of the number and what is told of it.
@@ -288,8 +289,7 @@ class _Plan:
         child = self.children.get(("Deployment", name))
         if child is None:
             return False
-        live, wanted = _programs(child.object["spec"]["template"]), _programs(template)
-        return any(not covers(live.get(name), told) for name, told in wanted.items())
+        return holding.runs_other(child.object["spec"]["template"], template)
 
     def _revisions(self, spec: ModelDeploymentSpec, wanted: str, target: Target, view: RolloutView) -> Iterable[Action]:
         known = {revision.hash: revision for revision in self.observed.revisions}
@@ -349,6 +349,16 @@ class _Plan:
                     yield from drain.shrink(workload, members, self.now, timeout, useful)
                 else:
                     yield from drain.settle(members, self.now, timeout)
+
+    def _held(self) -> Iterable[Action]:
+        """Engines' Deployments, so that no edit of a template ends pods."""
+        known = {revision.hash: revision for revision in self.observed.revisions}
+        for (role, revision), workload in sorted(self.workloads.items()):
+            live = self.children.get(("Deployment", workload.name))
+            if role in ENGINE_ROLES and live is not None and revision in known:
+                pods = sum(not pod.terminating for pod in self.observed.members(role, revision))
+                template = role_data(known[revision].data, role)["template"]
+                yield from holding.hold(workload, pods, live.object, template)
 
     def _made(self, revision: Revision, role: PodRole) -> Iterable[Action]:
         """From what was kept: nothing of a revision is rendered twice."""
@@ -416,13 +426,6 @@ class _Plan:
             yield WriteStatus(new)
         if memory != self.observed.memory:
             yield Remember(memory)
-
-
-def _programs(template: Object) -> Mapping[str, Object]:
-    """What runs, by container: members that the API server keeps word for word. Only what is set: what somebody else
-    has added, an Apply would not take away."""
-    containers = (*template["spec"].get("initContainers", ()), *template["spec"]["containers"])
-    return {c["name"]: {key: c[key] for key in ("image", "command", "args") if c.get(key)} for c in containers}
 
 
 def _take_back(mine: Revision, reason: Reason, detail: str) -> Iterable[Action]:

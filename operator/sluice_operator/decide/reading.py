@@ -44,10 +44,11 @@ def read_workload(item: Object) -> Workload | None:
     if role is None:
         return None
     revision = str(_object(meta.get("labels")).get(names.LABEL_REVISION, ""))
-    replicas = _object(item.get("spec")).get("replicas", 1)
+    spec = _object(item.get("spec"))
+    replicas, paused = spec.get("replicas", 1), bool(spec.get("paused"))
     version, failed = str(meta["resourceVersion"]), _conditions(item).get("ReplicaFailure", {})
     refused = str(failed.get("message") or failed.get("reason") or "") if failed.get("status") == "True" else ""
-    return Workload(str(meta["name"]), role, revision, int(replicas), str(meta["uid"]), version, refused)
+    return Workload(str(meta["name"]), role, revision, int(replicas), str(meta["uid"]), version, refused, paused)
 
 
 def read_revision(item: Object) -> Revision:

@@ -96,6 +96,16 @@ class Applier:
                 path = self._path("ControllerRevision", action.name)
                 annotations = {names.ANNOTATION_VERDICT_DETAIL: action.detail or None}
                 await self.cluster.patch(path, MERGE, {"metadata": {"labels": labels, "annotations": annotations}})
+            case actions.Hold():
+                meta = {"resourceVersion": action.resource_version}
+                body = {"metadata": meta, "spec": {"paused": action.paused}}
+                await self.cluster.patch(self._path("Deployment", action.workload), MERGE, body)
+            case actions.PutBack():
+                patch = [
+                    {"op": "test", "path": "/metadata/resourceVersion", "value": action.resource_version},
+                    {"op": "replace", "path": "/spec/template", "value": dict(action.template)},
+                ]
+                await self.cluster.patch(self._path("Deployment", action.workload), JSON_PATCH, patch)
             case actions.Label():
                 body = {"metadata": {**action.change, "uid": action.uid}}
                 await self.cluster.patch(self._path(action.kind, action.name), MERGE, body)

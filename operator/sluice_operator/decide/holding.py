@@ -1,0 +1,64 @@
+"""Deployments of engines are held (`spec.paused`), so that their controller replaces no pod, whatever is done to the
+template: `kubectl rollout restart`, or another edit, would end all engines of a role at once.
+
+A Deployment is held once its ReplicaSet exists (a paused one makes none) and all its pods are there. It is let go while
+pods are missing, because only then does its controller say why they cannot be made; before that the template is put
+back as it was, for letting go would carry the edit out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from sluice_operator.decide.actions import Action, Hold, PutBack, Tell
+from sluice_operator.decide.diff import covers
+from sluice_operator.decide.observed import Workload
+
+RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
+# The Deployment controller writes it when the ReplicaSet of a template exists.
+_REVISION = "deployment.kubernetes.io/revision"
+_REMEDY = (
+    "engines are restarted one after the other by another annotation in prefill.template and decode.template of the"
+    " ModelDeployment"
+)
+Object = Mapping[str, Any]
+
+
+def hold(workload: Workload, num_pods: int, live: Object, template: Object) -> Iterator[Action]:
+    """`num_pods`: that are there and do not end. `live`: the Deployment. `template`: what its revision keeps."""
+    is_whole = num_pods >= workload.replicas
+    if not workload.paused:
+        if is_whole and _has_replica_set(live):
+            yield Hold(workload.name, True, workload.resource_version)
+    elif is_edited(live["spec"]["template"], template):
+        yield PutBack(workload.name, workload.uid, workload.resource_version, template)
+        text = f"The pod template of Deployment {workload.name} was edited and is put back; {_REMEDY}."
+        yield Tell("TemplateEdited", text, f"edited-{workload.uid}-{workload.resource_version}", warning=True)
+    elif not is_whole:
+        yield Hold(workload.name, False, workload.resource_version)
+
+
+def is_edited(live: Object, template: Object) -> bool:
+    """Whether a restart was asked for in the live template, or another program is to run."""
+    return RESTARTED_AT in live.get("metadata", {}).get("annotations", {}) or runs_other(live, template)
+
+
+def runs_other(live: Object, template: Object) -> bool:
+    """Whether another image, command or argument is to run in a container of ours."""
+    running, wanted = _programs(live), _programs(template)
+    return any(not covers(running.get(name), told) for name, told in wanted.items())
+
+
+def _programs(template: Object) -> Mapping[str, Object]:
+    """What runs, by container: members that the API server keeps word for word. Only what is set: what somebody else
+    has added, an Apply would not take away."""
+    containers: Iterable[Object] = (*template["spec"].get("initContainers", ()), *template["spec"]["containers"])
+    return {c["name"]: {key: c[key] for key in ("image", "command", "args") if c.get(key)} for c in containers}
+
+
+def _has_replica_set(live: Object) -> bool:
+    """Of the template that it has now."""
+    meta = live["metadata"]
+    is_seen = live.get("status", {}).get("observedGeneration") == meta.get("generation")
+    return is_seen and _REVISION in meta.get("annotations", {})
