@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from sluice_gateway.http.bodies import LARGE_BYTES, SMALL_BYTES, Body, BodyBudget
+from sluice_gateway.http.bodies import LARGE_BYTES, MERGED_BYTES, SMALL_BYTES, STALLED_S, Body, BodyBudget
 from sluice_gateway.openai.requests import Limits
 from sluice_gateway.openai.sinks import CollectSink
 from sluice_gateway.text.track import Shown
@@ -123,3 +123,45 @@ def test_log_probabilities_of_an_answer_are_described_as_they_come() -> None:
     }
     assert described == [1, 1, 1, 0]
     assert CollectSink().logprobs is None
+
+
+# -- uploads that stall, and such as come in crumbs
+
+
+def test_a_body_that_stalls_gives_its_place_to_one_that_comes() -> None:
+    now = [0.0]
+    budget = BodyBudget(4 * 4 * SMALL_BYTES, lambda: now[0])  # four small bodies together
+    stalled = [Body(budget) for _ in range(4)]
+    assert all(body.add(b"x" * SMALL_BYTES) for body in stalled)
+    now[0] = STALLED_S - 0.1
+    assert not Body(budget).add(b"x"), "all of them came just now"
+    now[0] = STALLED_S
+    fresh = Body(budget)
+    assert fresh.add(b"x" * 100)
+    assert [body.size for body in stalled].count(0) == 1
+    lost = next(body for body in stalled if not body.size)
+    assert not lost.add(b"more"), "what comes of it later is refused"
+    for body in (*stalled, fresh):
+        body.release()
+    assert budget.held == 0
+
+
+def test_a_body_that_has_come_keeps_its_place() -> None:
+    now = [0.0]
+    budget = BodyBudget(4 * 4 * SMALL_BYTES, lambda: now[0])
+    there = [Body(budget) for _ in range(4)]
+    for body in there:
+        assert body.add(b"x" * SMALL_BYTES)
+        budget.settle(body)
+    now[0] = 100.0
+    assert not Body(budget).add(b"x")
+    assert all(body.size for body in there)
+
+
+def test_a_body_that_comes_in_crumbs_is_kept_in_few_parts() -> None:
+    budget = BodyBudget(1 << 26)
+    body, data = Body(budget), bytes(range(256)) * 2048
+    for at in range(0, len(data), 3):
+        assert body.add(data[at : at + 3])
+    assert body.joined() == data
+    assert len(body.parts) <= 2 + len(data) // (MERGED_BYTES // 2)

@@ -7,20 +7,24 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from sluice_gateway.http.bodies import LARGE_BYTES, Body, BodyBudget
 from sluice_gateway.openai.errors import ApiError
 from sluice_gateway.openai.requests import Limits, parse_chat, parse_completion
 from sluice_gateway.status.counters import Counters
-from sluice_gateway.text.encoding import Kind, encode_request
+from sluice_gateway.status.marks import GatewayMarks
+from sluice_gateway.text.encoding import PARSERS, Kind, encode_request
 from sluice_gateway.text.large_requests import LargeRequests, WorkerSpec
-from sluice_gateway.text.prompt_wire import pack_ids, unpack_ids
-from sluice_gateway.text.prompt_worker import NICE
-from sluice_gateway.text.tokenizer import FileTokenizer, load_tokenizer, tokenizer_digest
+from sluice_gateway.text.prepare import Preparation
+from sluice_gateway.text.prompt_wire import Parse, Parsed, Refusal, Reply, head, pack_ids, read_reply, unpack_ids
+from sluice_gateway.text.prompt_worker import NICE, Worker
+from sluice_gateway.text.tokenizer import ByteTokenizer, FileTokenizer, load_tokenizer, tokenizer_digest
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -236,3 +240,85 @@ async def test_a_large_request_is_served_over_http_and_leaves_nothing(start: Any
     assert (counters.large_requests, counters.large_refused, counters.worker_deaths) == (4, 2, 0)
     await stack.until(lambda: not large._jobs)
     assert stack.gateway.bodies.held == 0
+
+
+def read_replies(data: bytes) -> list[Reply]:
+    """As the gateway reads them."""
+
+    async def read() -> list[Reply]:
+        stream = asyncio.StreamReader()
+        stream.feed_data(data)
+        stream.feed_eof()
+        found = []
+        while not stream.at_eof():
+            found.append((await read_reply(stream))[0])
+        return found
+
+    return asyncio.run(read())
+
+
+def test_a_defect_on_one_request_is_told_by_its_type_and_the_next_one_is_read(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """It ended the worker, and the gateway told the client that its prompt was too large."""
+    out, orders = BytesIO(), BytesIO()
+    for job, body in enumerate((b'{"prompt": "secret", "model": "m"}', b'{"prompt": "hi", "model": "m"}')):
+        orders.write(head(Parse(job, Kind.COMPLETION, LIMITS), len(body)) + body)
+    orders.seek(0)
+    real = PARSERS[Kind.COMPLETION]
+
+    def parse(body: Any, limits: Limits) -> Any:
+        if body["prompt"] == "secret":
+            raise ZeroDivisionError("secret")
+        return real(body, limits)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(PARSERS, Kind.COMPLETION, parse)
+        Worker(ByteTokenizer(), out).serve(orders)
+    first, second = read_replies(out.getvalue())
+    assert isinstance(first, Refusal)
+    assert first.error is not None
+    assert (first.error.status, first.error.message) == (
+        500,
+        "The gateway failed to read this request: ZeroDivisionError.",
+    )
+    assert isinstance(second, Parsed)
+    said = capfd.readouterr().err
+    assert "ZeroDivisionError in" in said
+    assert "secret" not in said
+
+
+async def test_a_worker_that_ends_by_itself_is_no_matter_of_size(v4_directory: Path) -> None:
+    """SIGKILL and an abort may be the memory; any other end is told as what it is, and may be retried."""
+    async with running(str(v4_directory)) as large:
+        for status, code in ((-signal.SIGKILL, "prompt_too_large"), (-signal.SIGABRT, "prompt_too_large"),
+                             (-signal.SIGSEGV, "prompt_worker_lost"), (1, "prompt_worker_lost")):  # fmt: skip
+            asking = asyncio.create_task(refusal(large, chat("hello " * 50_000)))
+            await until(lambda: any(job.runs for job in large._jobs.values()))
+            (job,) = large._jobs.values()
+            job.alone = True  # it was in work alone when a worker died before
+            large._on_death(status)
+            assert (await asking).code == code
+
+
+async def test_a_request_has_one_deadline_from_its_arrival_on() -> None:
+    """Parsing, tokenising and the queue each had the whole of it."""
+    now, given = [100.0], []
+
+    class Slow:
+        async def parse(self, kind: Any, parts: Any, limits: Any, within_s: float) -> Any:
+            given.append(within_s)
+            now[0] += 3.0
+            return object(), Parsed(0, None, False)  # type: ignore[arg-type]
+
+        async def encode(self, job: Any, within_s: float) -> Any:
+            given.append(within_s)
+            return ((1,),)
+
+    body = Body(BodyBudget(1 << 30))
+    assert body.add(bytes(LARGE_BYTES + 1))
+    clock = lambda: now[0]  # noqa: E731
+    preparing = Preparation(ByteTokenizer(), GatewayMarks(None), Slow(), lambda: LIMITS, Counters(), clock)  # type: ignore[arg-type]
+    prepared = await preparing.prepare(body, Kind.CHAT, 5.0)
+    await prepared.encode()
+    assert given == [5.0, 2.0]

@@ -204,8 +204,9 @@ class Gateway:
         return await self.preparation.prepare(body, kind, deadline_s)
 
     async def job(self, prepared: Prepared, deadline_s: float, request_id: str, names: ClientNames) -> Job:
-        """Raises ApiError."""
+        """Raises ApiError. `deadline_s`: from the arrival of the request's body; the job has what is left of it."""
         prompts = await prepared.encode()
+        deadline_s = max(0.0, deadline_s - (self._clock() - prepared.began_at))
         limits, options = self.limits(), prepared.options
         default, field = (None, "messages") if prepared.kind is Kind.CHAT else (16, "prompt")
         max_tokens = tuple(output_budget(options, len(prompt), limits, default, field) for prompt in prompts)

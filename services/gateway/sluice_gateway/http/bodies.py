@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 import orjson
@@ -25,6 +27,10 @@ SMALL_BYTES = 256 * 1024
 """A body counts with its first bytes among the small ones, so that large ones leave these their place."""
 SMALL_SHARE = 4
 """Small bodies together may have one such part of what large ones may."""
+STALLED_S = 2.0
+"""A body that has not grown for so long gives its place to one that needs it."""
+MERGED_BYTES = 64 * 1024
+"""Smaller parts are put together: a body that comes byte by byte must not cost an object per byte."""
 LARGE_BYTES = 256 * 1024
 """From here on a body is read by the prompt worker."""
 LARGE_NESTING = 8192
@@ -34,10 +40,13 @@ LARGE_NESTING = 8192
 class BodyBudget:
     """Bounds what all bodies have together, in bytes, from their arrival until they are tokenised."""
 
-    def __init__(self, large_bytes: int) -> None:
+    def __init__(self, large_bytes: int, clock: Callable[[], float] = monotonic) -> None:
         self.limit = large_bytes
         self._most = (large_bytes // SMALL_SHARE, large_bytes)
         self._held = [0, 0]
+        self._clock = clock
+        # Bodies that still grow, and when they last did; the one that has stood longest comes first.
+        self._coming: OrderedDict[Body, float] = OrderedDict()
 
     @property
     def held(self) -> int:
@@ -51,6 +60,22 @@ class BodyBudget:
         self._held = [had + change for had, change in zip(self._held, changes)]
         return True
 
+    def grow(self, body: Body, size: int) -> bool:
+        """`body` has `size` bytes from now on. Bodies that have stalled make room. False: there is none."""
+        now = self._clock()
+        while not self.change(body.size, size):
+            stalled = next((other for other in self._coming if other is not body), None)
+            if stalled is None or now - self._coming[stalled] < STALLED_S:
+                return False
+            stalled.lose()
+        self._coming[body] = now
+        self._coming.move_to_end(body)
+        return True
+
+    def settle(self, body: Body) -> None:
+        """It grows no more."""
+        self._coming.pop(body, None)
+
 
 def _split(size: int) -> tuple[int, int]:
     return min(size, SMALL_BYTES), max(0, size - SMALL_BYTES)
@@ -61,19 +86,30 @@ class Body:
 
     def __init__(self, budget: BodyBudget) -> None:
         self.budget = budget
-        self.parts: list[bytes] = []
+        self.parts: list[bytes | bytearray] = []
         self.size = 0
+        self._is_lost = False
 
     def add(self, part: bytes) -> bool:
-        """False: there is no room for it, and the body is gone."""
-        if not self.budget.change(self.size, self.size + len(part)):
+        """False: there is no room for it, or its place was given to another one while it stalled; the body is gone."""
+        if self._is_lost or not self.budget.grow(self, self.size + len(part)):
             self.release()
             return False
-        self.parts.append(part)
+        last = self.parts[-1] if self.parts else b""
+        if isinstance(last, bytearray) and len(last) + len(part) <= MERGED_BYTES:
+            last += part
+        else:
+            self.parts.append(bytearray(part) if len(part) < MERGED_BYTES else part)
         self.size += len(part)
         return True
 
+    def lose(self) -> None:
+        """Its place is given away."""
+        self.release()
+        self._is_lost = True
+
     def release(self) -> None:
+        self.budget.settle(self)
         self.budget.change(self.size, 0)
         self.parts, self.size = [], 0
 
@@ -85,7 +121,7 @@ class Body:
         return b"".join(self.parts)
 
 
-def _brackets(data: bytes) -> int:
+def _brackets(data: bytes | bytearray) -> int:
     return data.count(b"[") + data.count(b"{")
 
 
@@ -108,6 +144,7 @@ async def read_body(
         if isinstance(error, ClientDisconnect):
             raise ClientGone from error
         raise
+    budget.settle(body)
     return body
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -61,7 +62,7 @@ class LargeJob:
     number: int
     kind: Kind
     limits: Limits
-    parts: Sequence[bytes]
+    parts: Sequence[bytes | bytearray]
     parsed: asyncio.Future[Parsed]
     encoded: asyncio.Future[Prompts]
     phase: Phase = Phase.PARSE
@@ -99,7 +100,7 @@ class LargeRequests:
         self._numbers = count()
         self._jobs: dict[int, LargeJob] = {}
         self._process: asyncio.subprocess.Process | None = None
-        self._writes: asyncio.Queue[list[bytes]] = asyncio.Queue()
+        self._writes: asyncio.Queue[list[bytes | bytearray]] = asyncio.Queue()
         self._overrun: int | None = None
         self._living: asyncio.Task[None] | None = None
         self._unpacks: set[asyncio.Task[None]] = set()
@@ -109,7 +110,7 @@ class LargeRequests:
         return None if self._process is None else self._process.pid
 
     async def parse(
-        self, kind: Kind, parts: Sequence[bytes], limits: Limits, within_s: float
+        self, kind: Kind, parts: Sequence[bytes | bytearray], limits: Limits, within_s: float
     ) -> tuple[LargeJob, Parsed]:
         """Raises ApiError."""
         if len(self._jobs) >= self.spec.most:
@@ -183,7 +184,7 @@ class LargeRequests:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
-    def _write(self, *parts: bytes) -> None:
+    def _write(self, *parts: bytes | bytearray) -> None:
         if self._process is not None:
             self._writes.put_nowait(list(parts))
 
@@ -308,13 +309,18 @@ class LargeRequests:
         is_slow = self._overrun is not None
         self._counters.worker_deaths += 1
         log.warning("the prompt worker died", status=status, overran=is_slow, jobs=len(self._jobs))
-        slow, large = errors.prompt_too_slow(self.spec.job_s), errors.prompt_too_large(self.spec.memory_mib)
+        # Too much memory ends a process by SIGKILL or, in the tokenizer's library, by an abort. Any other end has
+        # nothing to do with the size of the request.
+        other = errors.prompt_worker_lost(f"it ended with {status} while it read this request")
+        wants_memory = status in (-signal.SIGKILL, -signal.SIGABRT)
+        ended = errors.prompt_too_large(self.spec.memory_mib) if wants_memory else other
+        error = errors.prompt_too_slow(self.spec.job_s) if is_slow else ended
         for job in list(self._jobs.values()):
             job.stop()
             job.alone = job.alone or job.number in found.alone
             if job.number in found.failed:
                 self._counters.large_refused += 1
-                job.fail(slow if is_slow else large)
+                job.fail(error)
             if job.number in found.failed or job.is_abandoned:
                 del self._jobs[job.number]
             else:

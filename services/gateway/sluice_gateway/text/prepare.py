@@ -78,7 +78,7 @@ class Preparation:
 
         async def encode() -> Prompts:
             try:
-                return await large.encode(job, within_s)
+                return await large.encode(job, within_s - (self._clock() - began_at))
             finally:
                 body.release()
 

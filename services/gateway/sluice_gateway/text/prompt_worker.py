@@ -15,11 +15,12 @@ import resource
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from typing import BinaryIO
 
 from sluice_gateway.http.bodies import parse_json
-from sluice_gateway.openai.errors import ApiError, unknown_token
+from sluice_gateway.openai.errors import ApiError, internal, unknown_token
 from sluice_gateway.openai.requests import Limits
 from sluice_gateway.text.encoding import PARSERS, Kind, Request, encode_request
 from sluice_gateway.text.prompt_wire import (
@@ -80,9 +81,11 @@ class Worker:
             self.send(Refusal(job, error))
         except MemoryError:
             self.send(Refusal(job, None, out_of_memory=True))
+        except Exception as error:
+            self.send(Refusal(job, _defect(error)))
 
     def _encode_all(self) -> None:
-        """A defect ends the process: the gateway sees that, and who was in work."""
+        """What ends this thread ends the process: the gateway sees that, and which requests were in work."""
         try:
             while True:
                 self._encode(self._encodes.get())
@@ -105,9 +108,19 @@ class Worker:
             self.send(Refusal(job, error))
         except MemoryError:
             self.send(Refusal(job, None, out_of_memory=True))
+        except Exception as error:
+            self.send(Refusal(job, _defect(error)))
         finally:
             del found, request
             _give_memory_back()
+
+
+def _defect(error: Exception) -> ApiError:
+    """Of ours, on one request: its text may hold a prompt, so only its type is told."""
+    kind = type(error).__name__
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    print(f"prompt worker: {kind} in {frame.filename}:{frame.lineno}", file=sys.stderr, flush=True)
+    return internal(f"The gateway failed to read this request: {kind}.")
 
 
 def _give_memory_back() -> None:
