@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 # Of a CA, of a leaf, and of the wait between two steps; the operator looks every second where nothing moves.
 LIVES = "--lives=60,600,3"
-OPTIONS = (LIVES, "--constant=reconcile.QUIET_S=1", "--constant=reconcile.AWAITED_S=1")
+OPTIONS = (LIVES, "--constant=live.reconcile.QUIET_S=1", "--constant=live.reconcile.AWAITED_S=1")
 READY_S = 240.0
 ROLES = {names.certificate_secret("m", role): role for role in PodRole}
 

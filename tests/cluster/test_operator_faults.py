@@ -121,7 +121,7 @@ def test_a_watch_that_is_open_and_silent_ends_the_operator_and_the_next_one_hear
     """Neither an end nor an error: the way to the API server swallows what was open, and lets new calls through."""
     with TcpProxy(port_of(plane.url)) as proxy:
         options = (
-            "--constant=handlers.SILENT_S=6",
+            "--constant=live.handlers.SILENT_S=6",
             "--resync-s=1",
             "--lease-duration-s=80",
             "--lease-deadline-s=60",

@@ -17,7 +17,7 @@ from sluice_operator.live.cluster import KINDS
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 # Status tells of holds too, and soon.
-FAST = ("--constant=autoscale.WARM_UP_S=2", "--constant=status.LOAD_PERIOD_S=1")
+FAST = ("--constant=decide.autoscale.WARM_UP_S=2", "--constant=decide.status.LOAD_PERIOD_S=1")
 FULL, HALF = 1000, 500
 
 
