@@ -6,7 +6,8 @@ import pytest
 from operator_cluster import Cluster, manifest, with_tag
 
 from sluice_operator.api.enums import ConditionStatus
-from sluice_operator.names import ENGINE_ROLES, PodRole
+from sluice_operator.decide.reading import read_workload
+from sluice_operator.names import ENGINE_ROLES, LABEL_REVISION, LABEL_ROLE, PodRole
 
 
 @pytest.fixture
@@ -60,21 +61,34 @@ def test_a_restart_by_the_model_deployment_is_a_rollout(served):
     assert all(d.paused for d in engines(served))
 
 
-def test_it_is_let_go_while_pods_are_missing_and_an_edit_is_put_back_before(served):
-    """Only an unpaused Deployment says why its pods cannot be made."""
+def test_it_stays_held_while_pods_are_missing_and_lost_ones_are_replaced(served):
     deployment = next(d for d in engines(served) if d.role is PodRole.DECODE)
     served.quota_is_full = True
     victim = next(p for p in served.pods.values() if p.role is PodRole.DECODE)
-    victim.running = 0
-    victim.gone_at = served.now
-    victim.ready = False
+    victim.running, victim.gone_at, victim.ready = 0, served.now, False
     served.edit(deployment)
     others = set(names(served))
     served.run(30)
-    assert not deployment.paused
+    assert deployment.paused
     assert deployment.template == deployment.rolled
     assert set(names(served)) == others
     served.quota_is_full = False
     served.run(120)
-    assert deployment.paused
     assert len(names(served)) == 5
+
+
+def test_why_pods_cannot_be_made_is_read_from_the_replica_set():
+    """The controller of a Deployment that is held leaves its own condition as it was, for good or bad."""
+    failed = {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}
+    labels = {LABEL_ROLE: "decode", LABEL_REVISION: "r"}
+    meta = {"name": "m-decode-r", "uid": "d", "resourceVersion": "7", "labels": labels}
+
+    def refused(deployment, replica_set, owner="d"):
+        references = [{"uid": owner, "controller": True}]
+        there = {"metadata": {"name": "x", "ownerReferences": references}, "status": replica_set}
+        return read_workload({"metadata": meta, "spec": {"replicas": 2}, "status": deployment}, [there]).refused
+
+    assert refused({}, failed) == "exceeded quota"
+    assert refused(failed, {}) == ""
+    assert refused({}, failed, owner="e") == ""
+    assert refused(failed, {}, owner="e") == "exceeded quota", "before there is a ReplicaSet"

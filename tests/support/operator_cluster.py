@@ -306,9 +306,9 @@ class Cluster:
                 self.revisions[name]["metadata"]["annotations"] = {ANNOTATION_VERDICT_DETAIL: detail}
             case Label(kind, name, _, change):
                 self._label(kind, name, change)
-            case Hold(name, paused, version):
+            case Hold(name, version):
                 if version == str(self.deployments[name].version):
-                    self.deployments[name].paused = paused
+                    self.deployments[name].paused = True
                     self.deployments[name].version += 1
             case PutBack(name, _, version, template):
                 if version == str(self.deployments[name].version):

@@ -104,14 +104,13 @@ class MarkRevision:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Pause a Deployment, or let it go, with the resourceVersion that was seen as precondition."""
+    """Pause a Deployment, with the resourceVersion that was seen as precondition."""
 
     workload: str
-    paused: bool
     resource_version: str
 
     def __str__(self) -> str:
-        return f"{'hold' if self.paused else 'let go'} Deployment {self.workload}"
+        return f"hold Deployment {self.workload}"
 
 
 @dataclass(frozen=True, slots=True)

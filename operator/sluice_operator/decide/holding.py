@@ -1,9 +1,8 @@
 """Deployments of engines are held (`spec.paused`), so that their controller replaces no pod, whatever is done to the
 template: `kubectl rollout restart`, or another edit, would end all engines of a role at once.
 
-A Deployment is held once its ReplicaSet exists (a paused one makes none) and all its pods are there. It is let go while
-pods are missing, because only then does its controller say why they cannot be made; before that the template is put
-back as it was, for letting go would carry the edit out.
+A Deployment is held once its ReplicaSet exists, for a paused one makes none. It is still scaled, and its ReplicaSet
+still replaces lost pods. A template that was edited is put back, so that letting go would end nothing.
 """
 
 from __future__ import annotations
@@ -25,18 +24,15 @@ _REMEDY = (
 Object = Mapping[str, Any]
 
 
-def hold(workload: Workload, num_pods: int, live: Object, template: Object) -> Iterator[Action]:
-    """`num_pods`: that are there and do not end. `live`: the Deployment. `template`: what its revision keeps."""
-    is_whole = num_pods >= workload.replicas
+def hold(workload: Workload, live: Object, template: Object) -> Iterator[Action]:
+    """`live`: the Deployment. `template`: what its revision keeps."""
     if not workload.paused:
-        if is_whole and _has_replica_set(live):
-            yield Hold(workload.name, True, workload.resource_version)
+        if _has_replica_set(live):
+            yield Hold(workload.name, workload.resource_version)
     elif is_edited(live["spec"]["template"], template):
         yield PutBack(workload.name, workload.uid, workload.resource_version, template)
         text = f"The pod template of Deployment {workload.name} was edited and is put back; {_REMEDY}."
         yield Tell("TemplateEdited", text, f"edited-{workload.uid}-{workload.resource_version}", warning=True)
-    elif not is_whole:
-        yield Hold(workload.name, False, workload.resource_version)
 
 
 def is_edited(live: Object, template: Object) -> bool:

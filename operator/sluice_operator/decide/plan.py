@@ -356,9 +356,8 @@ class _Plan:
         for (role, revision), workload in sorted(self.workloads.items()):
             live = self.children.get(("Deployment", workload.name))
             if role in ENGINE_ROLES and live is not None and revision in known:
-                pods = sum(not pod.terminating for pod in self.observed.members(role, revision))
                 template = role_data(known[revision].data, role)["template"]
-                yield from holding.hold(workload, pods, live.object, template)
+                yield from holding.hold(workload, live.object, template)
 
     def _made(self, revision: Revision, role: PodRole) -> Iterable[Action]:
         """From what was kept: nothing of a revision is rendered twice."""

@@ -37,8 +37,9 @@ def read_child(item: Object, name: str, uid: str) -> Child:
     return Child(str(item["kind"]), str(meta["name"]), str(meta["uid"]), version, owner_of(item, name, uid), item)
 
 
-def read_workload(item: Object) -> Workload | None:
-    """None for a Deployment without our labels."""
+def read_workload(item: Object, replica_sets: Iterable[Object] = ()) -> Workload | None:
+    """None for a Deployment without our labels. `replica_sets`: of the namespace. They say why pods cannot be made: the
+    controller of a Deployment that is held leaves its own condition as it was."""
     meta = _object(item.get("metadata"))
     role = _role(meta)
     if role is None:
@@ -46,9 +47,16 @@ def read_workload(item: Object) -> Workload | None:
     revision = str(_object(meta.get("labels")).get(names.LABEL_REVISION, ""))
     spec = _object(item.get("spec"))
     replicas, paused = spec.get("replicas", 1), bool(spec.get("paused"))
-    version, failed = str(meta["resourceVersion"]), _conditions(item).get("ReplicaFailure", {})
-    refused = str(failed.get("message") or failed.get("reason") or "") if failed.get("status") == "True" else ""
-    return Workload(str(meta["name"]), role, revision, int(replicas), str(meta["uid"]), version, refused, paused)
+    version, uid = str(meta["resourceVersion"]), str(meta["uid"])
+    own = [replica_set for replica_set in replica_sets if owner_uid(replica_set) == uid]
+    refused = next((why for told in own or [item] if (why := _refusal(told))), "")
+    return Workload(str(meta["name"]), role, revision, int(replicas), uid, version, refused, paused)
+
+
+def _refusal(item: Object) -> str:
+    """Why pods of a Deployment or ReplicaSet cannot be made; empty if they can."""
+    failed = _conditions(item).get("ReplicaFailure", {})
+    return str(failed.get("message") or failed.get("reason") or "") if failed.get("status") == "True" else ""
 
 
 def read_revision(item: Object) -> Revision:

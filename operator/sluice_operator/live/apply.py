@@ -98,7 +98,7 @@ class Applier:
                 await self.cluster.patch(path, MERGE, {"metadata": {"labels": labels, "annotations": annotations}})
             case actions.Hold():
                 meta = {"resourceVersion": action.resource_version}
-                body = {"metadata": meta, "spec": {"paused": action.paused}}
+                body = {"metadata": meta, "spec": {"paused": True}}
                 await self.cluster.patch(self._path("Deployment", action.workload), MERGE, body)
             case actions.PutBack():
                 patch = [

@@ -90,7 +90,9 @@ class Observer:
         known.key = key or known.key
         known.contact = Contact(namespace, name, addresses, key, identity)
         heard = await self.fleet.look(known.contact, pods) if key and identity is not None else Heard()
-        workloads = [read_workload(c.object) for c in children if c.kind == "Deployment" and c.owner is Owner.OURS]
+        sets = [child for child in found if child["kind"] == "ReplicaSet"]
+        deployments = (c.object for c in children if c.kind == "Deployment" and c.owner is Owner.OURS)
+        workloads = [read_workload(deployment, sets) for deployment in deployments]
         revisions = (c.object for c in children if c.kind == "ControllerRevision" and c.owner is Owner.OURS)
         seen = Observed(
             namespace=namespace,
