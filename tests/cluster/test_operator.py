@@ -370,6 +370,25 @@ def test_a_restart_of_engines_by_hand_is_refused_and_by_force_ends_none(plane, o
     assert len(list(events)) >= 1
 
 
+RESTORED = ("Deployment", "ConfigMap", "ControllerRevision", "Service", "ServiceAccount", "NetworkPolicy")
+
+
+def test_children_that_were_restored_without_owners_are_adopted(plane, operator, served):
+    """As after a restore by a backup tool. No pod is replaced, and nothing is left without its owner."""
+    served.create(prefill={"replicas": 1}, decode={"replicas": 2})
+    served.until("Ready", "True")
+    before = uids(served.engines())
+    for kind in RESTORED:
+        for child in served.children(kind):
+            path = KINDS[kind].path(served.namespace, child["metadata"]["name"])
+            body = {"metadata": {"ownerReferences": None}}
+            served.client.call("PATCH", path, body, "application/merge-patch+json")
+    for kind in RESTORED:
+        served.until_children(kind, lambda items: all(item["metadata"].get("ownerReferences") for item in items))
+    served.until("Ready", "True")
+    assert uids(served.engines()) == before
+
+
 def test_a_pod_that_crashes_is_told_with_its_last_words(operator, served):
     served.create()
     served.until("Ready", "True")

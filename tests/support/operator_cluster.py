@@ -13,6 +13,7 @@ from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.decide import groups
 from sluice_operator.decide.accept import parse
 from sluice_operator.decide.actions import (
+    Adopt,
     Apply,
     Certify,
     Delete,
@@ -113,16 +114,20 @@ class SimDeployment:
     version: int = 0
     paused: bool = False
     template: dict = field(default_factory=dict)
+    selector: dict = field(default_factory=dict)
+    meta: dict = field(default_factory=dict)
     rolled: dict = field(default_factory=dict)  # the template of its ReplicaSet
 
     def object(self):
         """As the API server has it."""
-        meta = {"name": self.name, "generation": self.version, "annotations": {}}
-        if self.rolled:
-            meta["annotations"]["deployment.kubernetes.io/revision"] = "1"
+        revision = {"deployment.kubernetes.io/revision": "1"} if self.rolled else {}
+        annotations = {**self.meta.get("annotations", {}), **revision}
+        rest = {"revisionHistoryLimit": 0, "strategy": {"type": "Recreate"}, "selector": self.selector}
         return {
-            "metadata": meta,
-            "spec": {"paused": self.paused, "template": self.template},
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": self.meta | {"generation": self.version, "annotations": annotations},
+            "spec": rest | {"replicas": self.replicas, "paused": self.paused, "template": self.template},
             "status": {"observedGeneration": self.version},
         }
 
@@ -165,6 +170,9 @@ class Cluster:
         self._numbers = itertools.count()
         self._parsed = None
 
+    def owner(self, kind, name):
+        return self.owners.get((kind, name), Owner.OURS)
+
     # -- what the operator sees -----------------------------------------------------------------------------------
 
     def observe(self) -> Observed:
@@ -179,6 +187,7 @@ class Cluster:
             workloads=tuple(
                 Workload(d.name, d.role, d.revision, d.replicas, d.name, str(d.version), paused=d.paused)
                 for d in self.deployments.values()
+                if self.owner("Deployment", d.name) is Owner.OURS
             ),
             pods=pods,
             revisions=tuple(
@@ -193,16 +202,20 @@ class Cluster:
                     verdict_detail=o["metadata"].get("annotations", {}).get(ANNOTATION_VERDICT_DETAIL, ""),
                 )
                 for n, o in self.revisions.items()
+                if self.owner("ControllerRevision", n) is Owner.OURS
             ),
             gateways=self.reports(),
             children=tuple(
-                Child(kind, n, f"{kind}-{n}", "1", self.owners.get((kind, n), Owner.OURS), o)
-                for (kind, n), o in self.objects.items()
+                Child(kind, n, f"{kind}-{n}", "1", self.owner(kind, n), o) for (kind, n), o in self.objects.items()
             )
             + tuple(
-                Child("Deployment", d.name, d.name, str(d.version), Owner.OURS, d.object())
+                Child("Deployment", d.name, d.name, str(d.version), self.owner("Deployment", d.name), d.object())
                 for d in self.deployments.values()
                 if d.role in ENGINE_ROLES
+            )
+            + tuple(
+                Child("ControllerRevision", n, n, "1", self.owner("ControllerRevision", n), o)
+                for n, o in self.revisions.items()
             ),
             secrets=frozenset(self.secrets),
             certificates=self.certificates.seen,
@@ -314,6 +327,8 @@ class Cluster:
                 if version == str(self.deployments[name].version):
                     self.deployments[name].template = copy.deepcopy(dict(template))
                     self.deployments[name].version += 1
+            case Adopt(kind, name):
+                self.owners[kind, name] = Owner.OURS
             case EnsureSecret(name):
                 self.secrets.add(name)
             case Certify(step):
@@ -333,7 +348,8 @@ class Cluster:
         self.status, self.memory = ModelDeploymentStatus(), Memory(self.now)
 
     def _label(self, kind: str, name: str, change: dict) -> None:
-        meta = self.objects[kind, name]["metadata"]
+        stored = {"ControllerRevision": self.revisions}.get(kind, {}).get(name) or self.objects.get((kind, name), {})
+        meta = self.deployments[name].meta if kind == "Deployment" else stored["metadata"]
         for part, values in change.items():
             there = meta.setdefault(part, {})
             there.update(values)
@@ -348,7 +364,14 @@ class Cluster:
             version = old.version + 1 if old else 0
             role, revision = PodRole(labels[LABEL_ROLE]), labels[LABEL_REVISION]
             self.deployments[name] = SimDeployment(
-                name, role, revision, item["spec"]["replicas"], version, template=item["spec"]["template"]
+                name,
+                role,
+                revision,
+                item["spec"]["replicas"],
+                version,
+                template=item["spec"]["template"],
+                selector=item["spec"]["selector"],
+                meta=item["metadata"],
             )
         elif kind == "ControllerRevision":
             self.revisions[name] = item

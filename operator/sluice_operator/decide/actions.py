@@ -114,6 +114,19 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
+class Adopt:
+    """Make an ownerless object ours, with the resourceVersion that was seen as precondition."""
+
+    kind: str
+    name: str
+    uid: str
+    resource_version: str
+
+    def __str__(self) -> str:
+        return f"adopt {self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
 class PutBack:
     """Replace a Deployment's pod template by what its revision keeps."""
 
@@ -211,6 +224,7 @@ Action = (
     | MarkRevision
     | Hold
     | PutBack
+    | Adopt
     | Label
     | EnsureSecret
     | Certify

@@ -211,9 +211,11 @@ class Node:
 
 
 class Owner(StrEnum):
-    """Whose an object is: ours, a deleted ModelDeployment's of the same name, or anybody else's."""
+    """Whose an object is: ours, a deleted ModelDeployment's of the same name, ours by its label though it has no owner
+    (as after a restore), or something else's."""
 
     OURS = "ours"
+    ORPHAN = "orphan"
     NAMESAKE = "namesake"
     STRANGER = "stranger"
 

@@ -15,10 +15,11 @@ from sluice_operator import names
 from sluice_operator.api.enums import ScalingMode
 from sluice_operator.api.spec import DrainSpec, MetadataSpec, ModelDeploymentSpec
 from sluice_operator.api.value import Problem
-from sluice_operator.decide import autoscale, drain, holding, rollout
+from sluice_operator.decide import adoption, autoscale, drain, holding, rollout
 from sluice_operator.decide.accept import Objection
 from sluice_operator.decide.actions import (
     Action,
+    Adopt,
     Apply,
     Certify,
     Delete,
@@ -68,10 +69,6 @@ from sluice_operator.render.revision import Renderer, gateway_hash, revision_has
 
 Object = Mapping[str, Any]
 LIVES = Lives()
-_OWNERS = {
-    Owner.NAMESAKE: "it belongs to a deleted ModelDeployment of this name",
-    Owner.STRANGER: "it belongs to something else",
-}
 Parsed = ModelDeploymentSpec | tuple[Objection, ...]
 
 
@@ -107,6 +104,8 @@ class _Plan:
     def run(self, spec: ModelDeploymentSpec) -> tuple[Action, ...]:
         wanted = revision_hash(spec)
         target = rollout.choose_target(wanted, self.observed.revisions, self._useful())
+        if adopted := self._adopted(spec, wanted):
+            return adopted
         if (objection := self._objection(spec, target)) is not None:
             return self.refused(objection)
         view = self._view(spec, target)
@@ -159,13 +158,33 @@ class _Plan:
     def _objection(self, spec: ModelDeploymentSpec, target: Target) -> Objection | None:
         if self.observed.dry_run is not None:
             return Reason.TEMPLATE_INVALID, self.observed.dry_run
-        for item in (*self.standing, *self._deployments(target)):
-            child = self.children.get((item["kind"], item["metadata"]["name"]))
-            if child is not None and child.owner is not Owner.OURS:
-                reason = Reason.NAME_IN_USE if child.owner is Owner.NAMESAKE else Reason.NAME_CONFLICT
-                name = f"{child.kind} {child.name}"
-                return reason, Problem(name, _OWNERS[child.owner], "")
-        return None
+        taken = adoption.conflicts(self.children, (*self.standing, *self._deployments(target)))
+        if not taken:
+            return None
+        is_ending = any(child.owner is Owner.NAMESAKE for child in taken)
+        reason = Reason.NAME_IN_USE if is_ending else Reason.NAME_CONFLICT
+        return reason, Problem("", adoption.describe(self.owner.namespace, taken), "")
+
+    def _adopted(self, spec: ModelDeploymentSpec, wanted: str) -> tuple[Action, ...]:
+        """Restored children that are what would be made now."""
+        orphans = {key: child for key, child in self.children.items() if child.owner is Owner.ORPHAN}
+        if not orphans:
+            return ()
+        found = [(orphans[key], item) for item in self._made_now(spec, wanted) if (key := _key(item)) in orphans]
+        return tuple(
+            Adopt(child.kind, child.name, child.uid, child.resource_version)
+            for child, item in found
+            if adoption.is_ours(child, item)
+        )
+
+    def _made_now(self, spec: ModelDeploymentSpec, wanted: str) -> Iterable[Object]:
+        yield from self.standing
+        template = self.renderer.gateway(self.owner.name, spec, self.gateways)
+        yield gateway_deployment(self.owner, spec.gateway.replicas, self.gateways, template)
+        data = self.renderer.engine(self.owner.name, spec, wanted)
+        yield controller_revision(self.owner, wanted, 0, data)
+        for role in ENGINE_ROLES:
+            yield from engine_objects(self.owner, role, wanted, role_data(data, role))
 
     def _deployments(self, target: Target) -> Iterable[Object]:
         """Names of Deployments and what goes with them, to be held against what is there."""
@@ -442,3 +461,7 @@ def _scale(workload: Workload, replicas: int) -> Scale:
 def first_memory(now: float) -> Memory:
     """Of an operator that has just started: it knows nothing, and waits before it takes anything away."""
     return Memory(since=now)
+
+
+def _key(item: Object) -> tuple[str, str]:
+    return item["kind"], item["metadata"]["name"]

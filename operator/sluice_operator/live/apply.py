@@ -100,6 +100,10 @@ class Applier:
                 meta = {"resourceVersion": action.resource_version}
                 body = {"metadata": meta, "spec": {"paused": True}}
                 await self.cluster.patch(self._path("Deployment", action.workload), MERGE, body)
+            case actions.Adopt():
+                meta = {"uid": action.uid, "resourceVersion": action.resource_version}
+                body = {"metadata": {**meta, "ownerReferences": [self.owner.reference]}}
+                await self.cluster.patch(self._path(action.kind, action.name), MERGE, body)
             case actions.PutBack():
                 patch = [
                     {"op": "test", "path": "/metadata/resourceVersion", "value": action.resource_version},

@@ -45,8 +45,10 @@ class OwnerRef:
     uid: str
     extra: MetadataSpec = field(default_factory=MetadataSpec)
 
-    def meta(self, name: str, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> Object:
-        reference = {
+    @property
+    def reference(self) -> Object:
+        """As it stands in the metadata of each child."""
+        return {
             "apiVersion": API_VERSION,
             "kind": KIND,
             "name": self.name,
@@ -54,12 +56,14 @@ class OwnerRef:
             "controller": True,
             "blockOwnerDeletion": False,
         }
+
+    def meta(self, name: str, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None) -> Object:
         told: Object = {"name": name, "namespace": self.namespace, "labels": {**self.extra.labels, **labels}}
         if notes := {**self.extra.annotations, **(annotations or {})}:
             told["annotations"] = notes
         if keys := _extra_keys(self.extra):
             told["annotations"] = {**notes, names.ANNOTATION_EXTRA: keys}
-        return told | {"ownerReferences": [reference]}
+        return told | {"ownerReferences": [self.reference]}
 
 
 def _extra_keys(extra: MetadataSpec) -> str:
