@@ -12,13 +12,13 @@ from sluice_operator.api.value import Invalid, Problem, from_json
 from sluice_operator.decide.accept import parse
 from sluice_operator.decide.actions import Action, Apply, Certify, EnsureSecret
 from sluice_operator.decide.groups import Group, RolloutView, capacity
-from sluice_operator.decide.node import read_node, used_gpus
 from sluice_operator.decide.observed import Memory, Observed
-from sluice_operator.decide.placement import Row, place
 from sluice_operator.decide.plan import defect, plan
 from sluice_operator.decide.reasons import Reason
 from sluice_operator.decide.rollout import Grow, Regrow, is_complete, step
 from sluice_operator.names import ENGINE_ROLES, PodRole
+from sluice_operator.placement.node import read_node, used_gpus
+from sluice_operator.placement.placement import Row, place
 from sluice_operator.pod_fields import template_of, unknown_fields
 from sluice_operator.render.children import OwnerRef, engine_objects
 from sluice_operator.render.revision import StandardRenderer, revision_hash, role_data

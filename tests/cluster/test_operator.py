@@ -464,6 +464,19 @@ def test_gateways_that_somebody_changes_are_put_back_and_what_is_added_is_left_i
     assert names == {main["name"], "stranger"}
 
 
+def test_gateways_may_be_scaled_by_somebody_else(plane, operator, served):
+    """gateway.scaling.mode External: what an HPA on the Deployment does stays, also over a new template."""
+    served.create(gateway={"replicas": 1, "scaling": {"mode": "External"}})
+    served.until("Ready", "True")
+    plane.kubectl("scale", "deployment/m-gateway", "-n", served.namespace, "--replicas=3")
+    served.until_status(lambda status: status["roles"]["gateway"]["summary"] == "3/3")
+    served.change(gateway={"replicas": 1, "scaling": {"mode": "External"}, "maxQueued": 77})
+    path = KINDS["Deployment"].path(served.namespace, "m-gateway")
+    served.client.until(path, lambda there: "77" in str(there["spec"]["template"]["spec"]["containers"][0]["command"]))
+    served.until("Ready", "True")
+    assert served.client.get(path)["spec"]["replicas"] == 3
+
+
 def test_scale_to_zero_and_back(plane, operator, served):
     served.create()
     served.until("Ready", "True")

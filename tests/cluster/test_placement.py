@@ -16,9 +16,9 @@ from operator_process import OperatorProcess
 from sluice_cli.__main__ import main
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import from_json
-from sluice_operator.decide.placement import place
 from sluice_operator.live.cluster import KINDS
 from sluice_operator.names import PodRole
+from sluice_operator.placement.placement import place
 from sluice_operator.render.revision import StandardRenderer, role_data
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]

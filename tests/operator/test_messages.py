@@ -12,9 +12,9 @@ from sluice_operator.decide.accept import parse
 from sluice_operator.decide.actions import WriteStatus
 from sluice_operator.decide.failing import why_not_ready
 from sluice_operator.decide.observed import Node, Pod
-from sluice_operator.decide.placement import place
 from sluice_operator.decide.plan import plan
 from sluice_operator.names import PodRole
+from sluice_operator.placement.placement import place
 
 WORDS = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu. preemption: 0/4 nodes are available."
 GPU = {"type": "GPU", "gpu": {}}

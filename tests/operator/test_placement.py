@@ -10,10 +10,10 @@ from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.status import MAX_MESSAGE, MAX_REASONS
 from sluice_operator.api.value import from_json
 from sluice_operator.decide.accept import parse
-from sluice_operator.decide.node import read_node, used_gpus
 from sluice_operator.decide.observed import Node, Pod, Taint
-from sluice_operator.decide.placement import place, requests_of, tolerates, why_not
 from sluice_operator.names import PodRole
+from sluice_operator.placement.node import read_node, used_gpus
+from sluice_operator.placement.placement import place, requests_of, tolerates, why_not
 
 MAJOR, PRODUCT, CLIQUE = "nvidia.com/gpu.compute.major", "nvidia.com/gpu.product", "nvidia.com/gpu.clique"
 

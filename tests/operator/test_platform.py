@@ -7,9 +7,9 @@ from operator_cluster import manifest
 
 from sluice_operator.api.spec import ModelDeploymentSpec
 from sluice_operator.api.value import from_json
-from sluice_operator.decide.node import read_node
-from sluice_operator.decide.placement import place
 from sluice_operator.names import ENGINE_ROLES, PodRole
+from sluice_operator.placement.node import read_node
+from sluice_operator.placement.placement import place
 from sluice_operator.render.children import OwnerRef, standing
 from sluice_operator.render.revision import StandardRenderer, revision_hash
 

@@ -48,6 +48,11 @@ class ScalingMode(StrEnum):
     EXTERNAL = "External"
 
 
+class GatewayScalingMode(StrEnum):
+    STATIC = "Static"
+    EXTERNAL = "External"
+
+
 class SelectPolicy(StrEnum):
     MAX = "Max"
     MIN = "Min"

@@ -14,6 +14,7 @@ from sluice_operator.api.enums import (
     Allocation,
     CacheFormat,
     DomainPolicy,
+    GatewayScalingMode,
     IndexKeyFormat,
     PolicyType,
     PullPolicy,
@@ -352,8 +353,18 @@ class ServiceSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayScalingSpec:
+    mode: GatewayScalingMode = api(
+        "Static: gateway.replicas rules. External: an autoscaler writes the replicas of the Deployment NAME-gateway;"
+        " gateway.replicas is only what it begins with.",
+        GatewayScalingMode.STATIC,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class GatewaySpec:
     replicas: int = api("Gateways.", 2, minimum=1, maximum=64)
+    scaling: GatewayScalingSpec = api("Who decides how many gateways there are.", GatewayScalingSpec)
     api_keys_secret: str | None = api(
         "Secret whose key `keys` holds API keys, one a line; absent: everybody may come.",
         None,

@@ -15,9 +15,9 @@ from sluice_operator.decide.failing import FAILED_RESTARTS, describe_ended, ende
 from sluice_operator.decide.groups import RolloutView, allowed, capacity
 from sluice_operator.decide.moments import rfc3339, seconds
 from sluice_operator.decide.observed import Observed, Pod, Revision
-from sluice_operator.decide.placement import Placement
 from sluice_operator.decide.reasons import Reason, cut, sentence, tell
 from sluice_operator.names import ENGINE_ROLES, PodRole
+from sluice_operator.placement.placement import Placement
 
 CHAIN = ("Accepted", "Placed", "PrefillReady", "DecodeReady", "GatewayReady", "Routable")
 RECENT_S = 600.0

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from sluice_operator import names
-from sluice_operator.api.enums import ScalingMode
+from sluice_operator.api.enums import GatewayScalingMode, ScalingMode
 from sluice_operator.api.spec import DrainSpec, MetadataSpec, ModelDeploymentSpec
 from sluice_operator.api.value import Problem
 from sluice_operator.decide import adoption, autoscale, drain, holding, rollout
@@ -47,13 +47,13 @@ from sluice_operator.decide.failing import (
 from sluice_operator.decide.groups import RolloutView
 from sluice_operator.decide.incidents import seen
 from sluice_operator.decide.observed import Memory, Observed, Owner, Pod, Revision, Workload
-from sluice_operator.decide.placement import place
 from sluice_operator.decide.quarantine import quarantine
 from sluice_operator.decide.reasons import Reason
 from sluice_operator.decide.rollout import Grow, Move, Regrow, Shrink, Target
 from sluice_operator.decide.status import Scaled, all_incidents, build, is_load_only, must_write, without_strangers
 from sluice_operator.keys.rotation import Lives, rotate
 from sluice_operator.names import ENGINE_ROLES, PodRole, Verdict
+from sluice_operator.placement.placement import place
 from sluice_operator.render.children import (
     KEPT_KINDS,
     PRUNED_KINDS,
@@ -242,7 +242,7 @@ class _Plan:
             observed=self.observed,
             now=self.now,
             spec=spec,
-            wanted={**view.wanted, PodRole.GATEWAY: spec.gateway.replicas},
+            wanted={**view.wanted, PodRole.GATEWAY: self._num_gateways(spec)},
             target=target.revision,
             gateways=self.gateways,
             placement=place(spec, self.observed.nodes, self.observed.pods),
@@ -300,9 +300,15 @@ class _Plan:
         there = next((w for w in self.observed.workloads if w.role is PodRole.GATEWAY), None)
         template = self.renderer.gateway(self.owner.name, spec, self.gateways)
         if there is None or there.revision != self.gateways or self._runs_other(there.name, template):
-            yield Apply(gateway_deployment(self.owner, spec.gateway.replicas, self.gateways, template))
-        elif there.replicas != spec.gateway.replicas:
+            yield Apply(gateway_deployment(self.owner, self._num_gateways(spec), self.gateways, template))
+        elif there.replicas != self._num_gateways(spec):
             yield _scale(there, spec.gateway.replicas)
+
+    def _num_gateways(self, spec: ModelDeploymentSpec) -> int:
+        """That are wanted: as many as its Deployment says, once there is one, if an autoscaler decides."""
+        there = next((w for w in self.observed.workloads if w.role is PodRole.GATEWAY), None)
+        is_external = spec.gateway.scaling.mode is GatewayScalingMode.EXTERNAL
+        return there.replicas if is_external and there is not None else spec.gateway.replicas
 
     def _runs_other(self, name: str, template: Object) -> bool:
         child = self.children.get(("Deployment", name))

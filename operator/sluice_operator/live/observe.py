@@ -14,13 +14,13 @@ from sluice_operator.api.spec import MetadataSpec, ModelDeploymentSpec
 from sluice_operator.api.status import ModelDeploymentStatus
 from sluice_operator.api.value import Invalid as InvalidValue
 from sluice_operator.api.value import from_json
-from sluice_operator.decide.node import read_node
 from sluice_operator.decide.observed import Child, Memory, Node, Observed, Owner, Pod
 from sluice_operator.decide.reading import owner_uid, read_child, read_pod, read_revision, read_workload
 from sluice_operator.keys.keyring import Keyring, read_key
 from sluice_operator.live.cluster import KINDS, Cluster, ClusterError, Forbidden, NotFound
 from sluice_operator.live.fleet import Contact, Fleet, Heard
 from sluice_operator.live.template_check import TemplateCheck
+from sluice_operator.placement.node import read_node
 from sluice_operator.render.revision import Renderer
 
 Object = Mapping[str, Any]

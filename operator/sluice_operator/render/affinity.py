@@ -7,8 +7,8 @@ from typing import Any
 
 from sluice_operator.api.enums import AcceleratorType, Allocation, DomainPolicy
 from sluice_operator.api.spec import AcceleratorSpec, GpuSpec
-from sluice_operator.decide.placement import MAJOR_LABEL, PRODUCT_LABEL
 from sluice_operator.names import ENGINE_ROLES, LABEL_DEPLOYMENT, LABEL_ROLE
+from sluice_operator.placement.placement import MAJOR_LABEL, PRODUCT_LABEL
 
 Object = dict[str, Any]
 HOSTNAME = "kubernetes.io/hostname"

@@ -10,10 +10,10 @@ from typing import Any
 
 from sluice_operator.api.enums import AcceleratorType, Allocation, ConditionStatus, DomainPolicy
 from sluice_operator.api.spec import ModelDeploymentSpec
-from sluice_operator.decide.node_affinity import Term, required_terms, unmet
 from sluice_operator.decide.observed import GPU_RESOURCE, Node, Pod, Taint
 from sluice_operator.decide.reasons import Reason, cut, sentence, tell
 from sluice_operator.names import ENGINE_ROLES, PodRole
+from sluice_operator.placement.node_affinity import Term, required_terms, unmet
 
 MAJOR_LABEL, PRODUCT_LABEL = "nvidia.com/gpu.compute.major", "nvidia.com/gpu.product"
 # The scheduler's own check of a PreferNoSchedule taint is a preference.
