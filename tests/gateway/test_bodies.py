@@ -146,6 +146,24 @@ def test_a_body_that_stalls_gives_its_place_to_one_that_comes() -> None:
     assert budget.held == 0
 
 
+def test_a_body_that_trickles_gives_its_place_too() -> None:
+    """A byte now and then is growth, and holds a place for as long as the whole body may take."""
+    now = [0.0]
+    budget = BodyBudget(4 * 4 * SMALL_BYTES, lambda: now[0])
+    trickle, steady = Body(budget), [Body(budget) for _ in range(4)]
+    assert trickle.add(b"x")
+    for tenths in range(50):
+        now[0] = tenths / 10
+        assert tenths % 10 or trickle.add(b"x")
+        assert all(body.add(b"y" * 5000) for body in steady)
+    for body in steady:
+        assert body.add(b"y" * (SMALL_BYTES - body.size - 1))
+    fresh = Body(budget)
+    assert fresh.add(b"z" * 4), "there is room but for the trickle"
+    assert trickle.size == 0
+    assert all(body.size for body in steady)
+
+
 def test_a_body_that_has_come_keeps_its_place() -> None:
     now = [0.0]
     budget = BodyBudget(4 * 4 * SMALL_BYTES, lambda: now[0])

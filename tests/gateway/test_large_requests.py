@@ -242,6 +242,21 @@ async def test_a_large_request_is_served_over_http_and_leaves_nothing(start: Any
     assert stack.gateway.bodies.held == 0
 
 
+async def test_a_gateway_that_ends_says_so_to_what_it_is_still_reading(start: Any) -> None:
+    """Before: only choices that ran were told, and a connection whose prompt was being read was cut."""
+    stack = await start(worker=WorkerSpec("bytes", "bytes"))
+    large = stack.gateway.large
+    assert large is not None
+    body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 300_000}], "max_tokens": 4})
+    headers = {"content-type": "application/json"}
+    asking = asyncio.create_task(stack.http.post("/v1/chat/completions", content=body, headers=headers))
+    await stack.until(lambda: bool(large._jobs))
+    stack.gateway.stop()
+    answer = await asking
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+    assert stack.gateway.bodies.held == 0
+
+
 def read_replies(data: bytes) -> list[Reply]:
     """As the gateway reads them."""
 

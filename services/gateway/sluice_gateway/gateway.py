@@ -345,5 +345,7 @@ class Gateway:
     def stop(self) -> None:
         """End what still runs: the clients are told so."""
         self.stopping = True
+        if self.large is not None:
+            self.large.fail_all(errors.unavailable("The gateway is shutting down.", "shutting_down"))
         for task in self._running:
             task.cancel("shutting down")

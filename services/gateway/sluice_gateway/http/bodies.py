@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
@@ -27,8 +26,9 @@ SMALL_BYTES = 256 * 1024
 """A body counts with its first bytes among the small ones, so that large ones leave these their place."""
 SMALL_SHARE = 4
 """Small bodies together may have one such part of what large ones may."""
-STALLED_S = 2.0
-"""A body that has not grown for so long gives its place to one that needs it."""
+STALLED_S, LEAST_RATE = 2.0, 1024.0
+"""A body that has not grown for so long, or that after so long has come at fewer bytes a second, gives its place to one
+that needs it."""
 MERGED_BYTES = 64 * 1024
 """Smaller parts are put together: a body that comes byte by byte must not cost an object per byte."""
 LARGE_BYTES = 256 * 1024
@@ -45,8 +45,8 @@ class BodyBudget:
         self._most = (large_bytes // SMALL_SHARE, large_bytes)
         self._held = [0, 0]
         self._clock = clock
-        # Bodies that still grow, and when they last did; the one that has stood longest comes first.
-        self._coming: OrderedDict[Body, float] = OrderedDict()
+        # Bodies that still grow: when they began, and when they last grew.
+        self._coming: dict[Body, tuple[float, float]] = {}
 
     @property
     def held(self) -> int:
@@ -64,13 +64,18 @@ class BodyBudget:
         """`body` has `size` bytes from now on. Bodies that have stalled make room. False: there is none."""
         now = self._clock()
         while not self.change(body.size, size):
-            stalled = next((other for other in self._coming if other is not body), None)
-            if stalled is None or now - self._coming[stalled] < STALLED_S:
+            stalled = next(
+                (other for other in self._coming if other is not body and self._has_stalled(other, now)), None
+            )
+            if stalled is None:
                 return False
             stalled.lose()
-        self._coming[body] = now
-        self._coming.move_to_end(body)
+        self._coming[body] = self._coming.get(body, (now, now))[0], now
         return True
+
+    def _has_stalled(self, body: Body, now: float) -> bool:
+        began, grew = self._coming[body]
+        return now - grew >= STALLED_S or (now - began >= STALLED_S and body.size < LEAST_RATE * (now - began))
 
     def settle(self, body: Body) -> None:
         """It grows no more."""

@@ -160,8 +160,7 @@ class LargeRequests:
         if self._living is not None:
             self._living.cancel()
             await asyncio.gather(self._living, return_exceptions=True)
-        for job in list(self._jobs.values()):
-            job.fail(errors.unavailable("The gateway is shutting down.", "shutting_down"))
+        self.fail_all(errors.unavailable("The gateway is shutting down.", "shutting_down"))
 
     # -- what the worker is at
 
@@ -229,7 +228,7 @@ class LargeRequests:
         except Exception as error:  # a defect of ours: the next large request starts anew
             self._counters.worker_deaths += 1
             log.warning("the prompt worker is given up", error=repr(error))
-            self._fail_all(errors.prompt_worker_lost("a defect of the gateway, which its log names"))
+            self.fail_all(errors.prompt_worker_lost("a defect of the gateway, which its log names"))
 
     async def _start_again_and_again(self) -> None:
         tries = 0
@@ -240,7 +239,7 @@ class LargeRequests:
                 log.warning("the prompt worker did not start", cause=process)
                 tries += 1
                 if tries >= 3:
-                    self._fail_all(errors.prompt_worker_lost(process))
+                    self.fail_all(errors.prompt_worker_lost(process))
                     return
                 await asyncio.sleep(PAUSE_S)
                 continue
@@ -326,7 +325,8 @@ class LargeRequests:
             else:
                 job.phase = Phase.PARSE
 
-    def _fail_all(self, error: ApiError) -> None:
+    def fail_all(self, error: ApiError) -> None:
+        """Whatever is being read or tokenised ends with it."""
         for job in list(self._jobs.values()):
             job.stop()
             job.fail(error)
