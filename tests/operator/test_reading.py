@@ -27,7 +27,7 @@ def test_whose_an_object_is():
     assert owner_of(owned(uid="older", apiVersion="else.dev/v1"), NAME, UID) is Owner.STRANGER
     assert owner_of({"metadata": {}}, NAME, UID) is Owner.STRANGER
     labelled = {"metadata": {"labels": {names.LABEL_DEPLOYMENT: NAME}}}
-    assert owner_of(labelled, NAME, UID) is Owner.STRANGER
+    assert owner_of(labelled, NAME, UID) is Owner.ORPHAN
 
 
 def pod(**status):
