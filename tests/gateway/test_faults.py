@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sluice_gateway.memory import Fault, MemoryEngine
+from sluice_gateway.routing import dispatch
 from sluice_gateway.routing.fleet import Member
 from sluice_gateway.routing.link import Timings
 from sluice_protocol.generate import Refused, Role
@@ -237,6 +238,24 @@ async def test_a_refusal_tells_of_a_drain_long_before_the_next_load(start: Any, 
     stack[who].draining = False
     link.suspect()
     assert text_of(await asked) == TEXT[:20]
+
+
+async def test_prompts_that_wait_are_bounded_together_by_their_tokens(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand places for prompts of a million tokens would be 36 GB."""
+    monkeypatch.setattr(dispatch, "MOST_QUEUED_TOKENS", 100)
+    stack = await start(unified(max_running=1))
+    stack["u"].gate.clear()
+    asked = [asyncio.create_task(stack.complete(prompt="a", max_tokens=4))]
+    await stack.until(lambda: stack["u"].running)
+    asked.append(asyncio.create_task(stack.complete(prompt="b" * 300, max_tokens=4)))  # nothing waits: it may
+    await stack.until(lambda: stack.gateway.dispatcher.queued == 1)
+    response = await stack.complete(prompt="c", max_tokens=4)
+    assert (response.status_code, response.json()["error"]["code"]) == (429, "queue_full")
+    assert "100 tokens together" in response.json()["error"]["message"]
+    stack["u"].gate.set()
+    assert [(await a).status_code for a in asked] == [200] * 2
 
 
 async def test_a_full_queue_is_429_and_the_waiting_are_served(start: Any) -> None:

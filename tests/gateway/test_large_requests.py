@@ -257,6 +257,22 @@ async def test_a_gateway_that_ends_says_so_to_what_it_is_still_reading(start: An
     assert stack.gateway.bodies.held == 0
 
 
+async def test_a_client_that_leaves_while_its_prompt_is_read_leaves_nothing(start: Any) -> None:
+    stack = await start(worker=WorkerSpec("bytes", "bytes"))
+    large = stack.gateway.large
+    assert large is not None
+    body = orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 300_000}], "max_tokens": 4})
+    headers = {"content-type": "application/json"}
+    asking = asyncio.create_task(stack.http.post("/v1/chat/completions", content=body, headers=headers))
+    await stack.until(lambda: bool(large._jobs))
+    (job,) = large._jobs.values()
+    asking.cancel()
+    await stack.until(lambda: job.is_abandoned)
+    await stack.until(lambda: stack.gateway.counters.disconnected == 1)
+    assert stack.gateway.bodies.held == 0
+    await stack.until(lambda: not large._jobs)
+
+
 def read_replies(data: bytes) -> list[Reply]:
     """As the gateway reads them."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 
@@ -16,6 +16,7 @@ from sluice_gateway.status.counters import Counters
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -46,6 +47,20 @@ async def gone(receive: Receive) -> None:
     """Return when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled if the client disconnects before. Raises ClientGone then."""
+    working, watch = asyncio.create_task(work), asyncio.create_task(gone(receive))
+    try:
+        await asyncio.wait({working, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        for task in (working, watch):
+            task.cancel()
+        await asyncio.gather(working, watch, return_exceptions=True)
 
 
 async def send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:

@@ -15,7 +15,7 @@ from sluice_gateway.http.auth import check_key
 from sluice_gateway.http.bodies import Body, read_body
 from sluice_gateway.http.keep_alive import Life
 from sluice_gateway.http.origins import is_loopback
-from sluice_gateway.http.respond import StreamResponse, WholeResponse
+from sluice_gateway.http.respond import ClientGone, StreamResponse, WholeResponse, while_there
 from sluice_gateway.openai import frames
 from sluice_gateway.openai.client_names import ClientNames
 from sluice_gateway.openai.errors import ApiError, invalid, model_not_found
@@ -53,7 +53,13 @@ class Endpoints:
         body = await self._body(request)
         try:
             deadline_s = self._deadline(request)
-            prepared = await self._gateway.prepare(body, kind, deadline_s)
+            preparing = self._gateway.prepare(body, kind, deadline_s)
+            # A large one takes its time, and its client may not wait for that.
+            prepared = await (while_there(request.receive, preparing) if body.is_large else preparing)
+        except ClientGone:
+            self._gateway.counters.disconnected += 1
+            body.release()
+            raise
         except BaseException:
             body.release()
             raise

@@ -155,6 +155,11 @@ def queue_full(limit: int, retry_after_s: int = 1) -> ApiError:
     return ApiError(429, message, "rate_limit_error", code="queue_full", retry_after_s=retry_after_s)
 
 
+def queue_full_of_tokens(limit: int) -> ApiError:
+    message = f"The prompts that wait at this gateway may have {limit} tokens together. Try again later."
+    return ApiError(429, message, "rate_limit_error", code="queue_full", retry_after_s=1)
+
+
 def deadline_exceeded(waited_s: float, reason: str, retry_after_s: int = 1) -> ApiError:
     message = f"The request waited {waited_s:.1f} s without getting a place ({reason}). Try again later."
     return ApiError(429, message, "rate_limit_error", code="deadline_exceeded", retry_after_s=retry_after_s)

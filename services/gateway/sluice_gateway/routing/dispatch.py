@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
@@ -17,6 +17,9 @@ from sluice_gateway.status.histograms import Latencies
 
 Clock = Callable[[], float]
 LONG_PROMPT = 16_384
+
+MOST_QUEUED_TOKENS = 1 << 24
+"""Of all prompts that wait: their ids take 36 bytes each, so 600 MB."""
 
 
 @dataclass(eq=False, slots=True)
@@ -130,6 +133,9 @@ class Dispatcher:
             raise errors.unavailable(f"No pair of engines can take this request: {lacking.detail}.")
         if not fits(len(self._tickets), len(tries), self._limit):
             raise errors.queue_full(self._limit)
+        waiting = _num_tokens(ticket.waiting.wanted for ticket in self._tickets)
+        if waiting and waiting + _num_tokens(tries) > MOST_QUEUED_TOKENS:
+            raise errors.queue_full_of_tokens(MOST_QUEUED_TOKENS)
         tickets = []
         for wanted in tries:
             tickets.append(self._add(Waiting(self._next_order, deadline, wanted)))
@@ -251,3 +257,8 @@ class Dispatcher:
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
+
+def _num_tokens(wanted: Iterable[Wanted]) -> int:
+    """Of these prompts, each once: the choices of a request share theirs."""
+    return sum(len(prompt) for prompt in {id(each.tokens): each.tokens for each in wanted}.values())
