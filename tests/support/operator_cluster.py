@@ -116,11 +116,11 @@ class SimDeployment:
     template: dict = field(default_factory=dict)
     selector: dict = field(default_factory=dict)
     meta: dict = field(default_factory=dict)
-    rolled: dict = field(default_factory=dict)  # the template of its ReplicaSet
+    rolled: dict | None = None  # the template of its ReplicaSet, once there is one
 
     def object(self):
         """As the API server has it."""
-        revision = {"deployment.kubernetes.io/revision": "1"} if self.rolled else {}
+        revision = {"deployment.kubernetes.io/revision": "1"} if self.rolled is not None else {}
         annotations = {**self.meta.get("annotations", {}), **revision}
         rest = {"revisionHistoryLimit": 0, "strategy": {"type": "Recreate"}, "selector": self.selector}
         return {
@@ -449,7 +449,7 @@ class Cluster:
         """Strategy Recreate: of another template all pods end at once."""
         if deployment.paused or deployment.rolled == deployment.template:
             return
-        if deployment.rolled:
+        if deployment.rolled is not None:
             for pod in self.pods.values():
                 if pod.role is deployment.role and pod.revision == deployment.revision and pod.gone_at is None:
                     self._kill(pod, "by its Deployment")
@@ -458,7 +458,7 @@ class Cluster:
     def _replicate(self, deployment: SimDeployment) -> None:
         if deployment.role in ENGINE_ROLES:
             self._roll_engines(deployment)
-            if not deployment.rolled:  # it was paused before it had a ReplicaSet
+            if deployment.rolled is None:  # it was paused before it had a ReplicaSet
                 return
         mine = [
             p
