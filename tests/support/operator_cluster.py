@@ -323,7 +323,7 @@ class Cluster:
                 if version == str(self.deployments[name].version):
                     self.deployments[name].paused = True
                     self.deployments[name].version += 1
-            case PutBack(name, _, version, template):
+            case PutBack(name, version, template):
                 if version == str(self.deployments[name].version):
                     self.deployments[name].template = copy.deepcopy(dict(template))
                     self.deployments[name].version += 1

@@ -131,7 +131,6 @@ class PutBack:
     """Replace a Deployment's pod template by what its revision keeps."""
 
     workload: str
-    uid: str
     resource_version: str
     template: Mapping[str, Any]
 

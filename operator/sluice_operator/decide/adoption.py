@@ -12,7 +12,6 @@ from typing import Any
 
 from sluice_operator.decide.diff import covers
 from sluice_operator.decide.observed import Child, Owner
-from sluice_operator.names import LABEL_DEPLOYMENT
 
 Object = Mapping[str, Any]
 WHOSE = {
@@ -23,11 +22,9 @@ WHOSE = {
 SECRET = "it has our label and no owner, and a Secret is never adopted"
 
 
-def is_ours(child: Child, wanted: Object) -> bool:
-    """Whether an ownerless `child` may be adopted as `wanted`, which is what we would apply."""
-    if child.owner is not Owner.ORPHAN or child.kind == "Secret":
-        return False
-    return covers(child.object, _without_owner(_comparable(wanted)))
+def is_ours(orphan: Child, wanted: Object) -> bool:
+    """Whether an ownerless child may be adopted as `wanted`, which is what we would apply."""
+    return orphan.kind != "Secret" and covers(orphan.object, _comparable(wanted))
 
 
 def describe(namespace: str, taken: Sequence[Child]) -> str:
@@ -38,26 +35,15 @@ def describe(namespace: str, taken: Sequence[Child]) -> str:
     return f"{told}. To have them made anew: `kubectl delete -n {namespace} {orphans}`" if orphans else told
 
 
-def label_is_ours(labels: Mapping[str, Any], name: str) -> bool:
-    """Of a child of the ModelDeployment `name`."""
-    return labels.get(LABEL_DEPLOYMENT) == name
-
-
 def _comparable(wanted: Object) -> Object:
-    """Without what changes while it lives: replicas, and the verdict on a revision."""
-    spec = wanted.get("spec")
-    if wanted["kind"] == "Deployment" and isinstance(spec, Mapping):
-        return {**wanted, "spec": {key: value for key, value in spec.items() if key != "replicas"}}
+    """Without the owner, and without what changes while it lives: replicas, a revision's number and its verdict."""
+    meta = {key: value for key, value in wanted["metadata"].items() if key != "ownerReferences"}
+    rest = {key: value for key, value in wanted.items() if key not in ("metadata", "revision")}
     if wanted["kind"] == "ControllerRevision":
-        meta = wanted["metadata"]
-        labels = {key: value for key, value in meta["labels"].items() if value}
-        return {**wanted, "metadata": {**meta, "labels": labels}, "revision": None}
-    return wanted
-
-
-def _without_owner(item: Object) -> Object:
-    meta = {key: value for key, value in item["metadata"].items() if key != "ownerReferences"}
-    return {key: value for key, value in {**item, "metadata": meta}.items() if value is not None}
+        meta["labels"] = {key: value for key, value in meta["labels"].items() if value}
+    if wanted["kind"] == "Deployment":
+        rest["spec"] = {key: value for key, value in wanted["spec"].items() if key != "replicas"}
+    return {**rest, "metadata": meta}
 
 
 def conflicts(children: Mapping[tuple[str, str], Child], wanted: Iterable[Object]) -> list[Child]:

@@ -30,7 +30,7 @@ def hold(workload: Workload, live: Object, template: Object) -> Iterator[Action]
         if _has_replica_set(live):
             yield Hold(workload.name, workload.resource_version)
     elif is_edited(live["spec"]["template"], template):
-        yield PutBack(workload.name, workload.uid, workload.resource_version, template)
+        yield PutBack(workload.name, workload.resource_version, template)
         text = f"The pod template of Deployment {workload.name} was edited and is put back; {_REMEDY}."
         yield Tell("TemplateEdited", text, f"edited-{workload.uid}-{workload.resource_version}", warning=True)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from sluice_operator import names
 from sluice_operator.api.crd import API_VERSION, KIND
-from sluice_operator.decide.adoption import label_is_ours
 from sluice_operator.decide.moments import seconds
 from sluice_operator.decide.observed import Child, Owner, Pod, Revision, Termination, Workload
 from sluice_operator.names import PodRole, Verdict
@@ -24,7 +23,7 @@ def owner_of(item: Object, name: str, uid: str) -> Owner:
         if (group, reference.get("kind"), reference.get("name")) == (API_VERSION.partition("/")[0], KIND, name):
             return Owner.NAMESAKE
     labels = _object(_object(item.get("metadata")).get("labels"))
-    is_orphan = not owner_uid(item) and label_is_ours(labels, name)
+    is_orphan = not owner_uid(item) and labels.get(names.LABEL_DEPLOYMENT) == name
     return Owner.ORPHAN if is_orphan else Owner.STRANGER
 
 

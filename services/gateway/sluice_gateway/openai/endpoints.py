@@ -56,11 +56,8 @@ class Endpoints:
             preparing = self._gateway.prepare(body, kind, deadline_s)
             # A large one takes its time, and its client may not wait for that.
             prepared = await (while_there(request.receive, preparing) if body.is_large else preparing)
-        except ClientGone:
-            self._gateway.counters.disconnected += 1
-            body.release()
-            raise
-        except BaseException:
+        except BaseException as error:
+            self._gateway.counters.disconnected += isinstance(error, ClientGone)
             body.release()
             raise
         try:
