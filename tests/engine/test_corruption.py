@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from leader_double import HeldRank, PromptRank, ask, make_leader, turns
 
-from sluice_engine.leader.leader import Generation, Leader
-from sluice_engine.leader.lease.corruption import MOST_RECORDS, MemoryCorrupt
+from sluice_engine.leader.corruption import MOST_RECORDS, MemoryCorrupt
+from sluice_engine.leader.generation import Generation
+from sluice_engine.leader.leader import Leader
 from sluice_engine.leader.scheduling.ledger import CACHE, RecordState
 from sluice_engine.leader.scheduling.sequence import Corrupted, Suspected
 from sluice_engine.step import RecordRef
@@ -28,7 +29,7 @@ def start(tmp_path: Path, rank: type[HeldRank] = PromptRank, **spec: object) -> 
 
 async def answer(leader: Leader, number: int, prompt: tuple[int, ...] = PROMPT, most: int = 6) -> Ended:
     generation = ask(leader, number, prompt, most)
-    ended = await generation.ended
+    ended = await generation.wait()
     await leader.emptied()
     leader.state.check_integrity()
     return ended
@@ -48,7 +49,7 @@ def trailer_offset(rank: HeldRank, kind: RecordKind) -> int:
 
 def tokens_of(leader: Leader) -> list[int]:
     """All that the gateway was sent, in order."""
-    return [token for batch in leader.sinks["gw"].__self__.batches for token in batch.tokens]  # type: ignore[attr-defined]
+    return [token for batch in leader.requests.sinks["gw"].__self__.batches for token in batch.tokens]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", [PAGE, SNAPSHOT])
@@ -102,20 +103,20 @@ async def test_a_reader_of_a_bad_record_that_has_published_is_not_tried_again(tm
     leader, rank = start(tmp_path, HeldRank)
     first = ask(leader, 1, PROMPT, 4)
     await turns()
-    while not first.ended.done():
+    while first.last_word is None:
         await rank.report()
     talking = ask(leader, 2, PROMPT, 40)
     await turns()
-    while talking.stream.sent < 3:
+    while talking.sent < 3:
         await rank.report()
     flip(rank, cached(leader, PAGE)[0])
     meeting = ask(leader, 3, PROMPT, 4)
     await turns()
-    while not (meeting.ended.done() and talking.ended.done()):
-        assert talking.stream.sent < 40
+    while meeting.last_word is None or talking.last_word is None:
+        assert talking.sent < 40
         await rank.report()
-    told = talking.ended.result()
-    assert (told.reason, told.error, meeting.ended.result().error) == (
+    told = talking.last_word
+    assert (told.reason, told.error, meeting.last_word.error) == (
         EndReason.FAILED,
         "TokensSuspect",
         "RecordCorrupt",
@@ -130,18 +131,18 @@ async def test_no_token_of_a_step_that_found_a_bad_record_is_published(tmp_path:
     leader, rank = start(tmp_path, HeldRank)
     first = ask(leader, 1, PROMPT, 2)
     await turns()
-    while not first.ended.done():
+    while first.last_word is None:
         await rank.report()
     flip(rank, cached(leader, SNAPSHOT)[0])
     meeting = ask(leader, 2, PROMPT, 4)
     await turns()
     # With overlap the next step is with the rank already; neither may say a word.
-    while not meeting.ended.done():
+    while meeting.last_word is None:
         await rank.report()
     while rank.held:
         await rank.report()
-    assert meeting.stream.sent == 0
-    assert meeting.ended.result().error == "RecordCorrupt"
+    assert meeting.sent == 0
+    assert meeting.last_word.error == "RecordCorrupt"
 
 
 async def test_the_scrubber_finds_a_bad_record_that_nobody_asks_for(tmp_path: Path) -> None:
@@ -191,7 +192,7 @@ async def test_several_bad_records_within_a_while_end_the_engine_by_name(tmp_pat
         await answer(leader, 2 * number, prompt)
         flip(rank, next(ref for ref in cached(leader, PAGE) if leader.state.ledger.holders(ref) == (CACHE,)))
         generation = ask(leader, 2 * number + 1, prompt, 4)
-        ended = await generation.ended
+        ended = await generation.wait()
         assert ended.error == "RecordCorrupt"
         if number < MOST_RECORDS - 1:
             await leader.emptied()
@@ -211,7 +212,7 @@ async def test_a_refusal_is_no_answer_from_a_prefix_that_was_dropped(tmp_path: P
     generation = ask(leader, 4, PROMPT, 3)
     assert isinstance(generation, Generation)
     assert not isinstance(generation, Refused)
-    ended = await generation.ended
+    ended = await generation.wait()
     assert ended.cached_tokens > 0
 
 
@@ -220,20 +221,20 @@ async def test_one_bad_record_counts_once_however_many_checks_have_met_it(tmp_pa
     leader, rank = start(tmp_path, HeldRank)
     first = ask(leader, 1, PROMPT, 2)
     await turns()
-    while not first.ended.done():
+    while first.last_word is None:
         await rank.report()
     flip(rank, cached(leader, PAGE)[0])
     meeting = [ask(leader, number, PROMPT, 3) for number in (2, 3)]
     await turns()
     leader.tell(Suspected((cached(leader, PAGE)[0],)))
     meeting.append(ask(leader, 4, PROMPT, 3))
-    while not all(generation.ended.done() for generation in meeting):
+    while any(generation.last_word is None for generation in meeting):
         await rank.report()
     while rank.held:
         await rank.report()
     await leader.emptied()
     leader.state.check_integrity()
-    assert {generation.ended.result().error for generation in meeting} <= {"RecordCorrupt", ""}
+    assert {generation.last_word.error for generation in meeting} <= {"RecordCorrupt", ""}
     assert leader.state.ledger.count(PAGE).quarantined == 1
 
 

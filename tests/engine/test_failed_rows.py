@@ -72,7 +72,7 @@ def test_a_failed_room_keeps_what_it_granted_until_its_lease_has_ended():
         engine.step()
     assert engine.state.sequences[sequence].phase is Phase.HELD
     assert engine.state.sequences[sequence].leased
-    engine.facts.append(LeaseEnded(sequence))
+    engine.tell(LeaseEnded(sequence))
     engine.run()
     assert sequence in engine.ended
 

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from leader_double import HeldRank, ask, make_leader, turns
 
-from sluice_engine.leader.leader import Generation, Leader
+from sluice_engine.leader.generation import Generation
+from sluice_engine.leader.leader import Leader
 from sluice_engine.leader.lease.granted import fault_of_commit, fault_of_grant
 from sluice_engine.step import PullSet
 from sluice_protocol.generate import EndReason, Role
@@ -86,7 +87,7 @@ async def test_records_of_another_prompt_fail_the_room_by_name(
     layouts, salt = leader.resolved.layouts, leader.state.salt
     records = change(source_grants(layouts, salt, PROMPT), source_grants(layouts, salt, OTHER))
     leader.rooms.on_granted(generation.sequence, "peer", tuple(records))
-    ended = generation.ended.result()
+    ended = generation.last_word
     assert (ended.reason, ended.error) == (EndReason.FAILED, "BadSource")
     assert named in ended.detail
     await leader.emptied()
@@ -118,7 +119,7 @@ async def test_what_was_granted_is_compared_once_more_when_it_is_committed(tmp_p
     # The keys are mixed up between the grant and the commit: by a fault of ours, or of the memory that holds them.
     sequence.keys[0], sequence.keys[1] = sequence.keys[1], sequence.keys[0]
     leader.rooms.on_committed(generation.sequence)
-    ended = generation.ended.result()
+    ended = generation.last_word
     assert (ended.reason, ended.error) == (EndReason.FAILED, "BadSource")
     assert "page 0 was filled with other tokens" in ended.detail
     assert len(leader.state.cache) == 0
@@ -127,6 +128,6 @@ async def test_what_was_granted_is_compared_once_more_when_it_is_committed(tmp_p
 async def test_a_source_that_completes_without_a_record_commits_nothing(tmp_path: Path) -> None:
     leader, generation = await granted_in_full(tmp_path, 3)
     leader.rooms.on_committed(generation.sequence)
-    ended = generation.ended.result()
+    ended = generation.last_word
     assert (ended.reason, ended.error, ended.detail) == (EndReason.FAILED, "BadSource", "it completed without state 0")
     assert len(leader.state.cache) == 0

@@ -75,15 +75,15 @@ def everything(engine: Engine, sequence: int) -> tuple[GrantedRecord, ...]:
 
 def test_an_abort_while_pulling_keeps_the_records_until_nothing_can_land(engine):
     sequence = room(engine)
-    engine.facts.append(PullGranted(sequence, "l", "p", everything(engine, sequence)))
+    engine.tell(PullGranted(sequence, "l", "p", everything(engine, sequence)))
     engine.step()
-    engine.facts.append(Aborted(sequence))
+    engine.tell(Aborted(sequence))
     planned = engine.step()
     assert planned.cancelled == (sequence,)
     for _ in range(3):
         engine.step()
     assert engine.state.ledger.count(RecordKind.PAGE).filling == 3
-    engine.facts.append(PullsTerminal(sequence))
+    engine.tell(PullsTerminal(sequence))
     engine.run()
     assert engine.state.ledger.count(RecordKind.PAGE).filling == 0
     assert engine.state.ledger.count(RecordKind.PAGE).free == engine.pool_plan.pages
@@ -92,26 +92,26 @@ def test_an_abort_while_pulling_keeps_the_records_until_nothing_can_land(engine)
 
 def test_a_stranded_record_comes_back_by_the_fence_only(engine):
     sequence = room(engine)
-    engine.facts.append(PullGranted(sequence, "l", "p", everything(engine, sequence)))
+    engine.tell(PullGranted(sequence, "l", "p", everything(engine, sequence)))
     engine.step()
     stranded = engine.state.sequences[sequence].pages[1]
-    engine.facts += [Aborted(sequence), PullsTerminal(sequence, (stranded,))]
+    engine.tell(Aborted(sequence), PullsTerminal(sequence, (stranded,)))
     engine.run()
     assert engine.state.ledger.state(stranded) is RecordState.STRANDED
     assert engine.state.ledger.count(RecordKind.PAGE).free == engine.pool_plan.pages - 1
-    engine.facts.append(Fenced())
+    engine.tell(Fenced())
     engine.run()
     assert engine.state.ledger.count(RecordKind.PAGE).free == engine.pool_plan.pages
 
 
 def test_a_zombie_that_ends_after_all_gives_its_record_back(engine):
     sequence = room(engine)
-    engine.facts.append(PullGranted(sequence, "l", "p", everything(engine, sequence)))
+    engine.tell(PullGranted(sequence, "l", "p", everything(engine, sequence)))
     engine.step()
     stranded = engine.state.sequences[sequence].pages[1]
-    engine.facts += [Aborted(sequence), PullsTerminal(sequence, (stranded,))]
+    engine.tell(Aborted(sequence), PullsTerminal(sequence, (stranded,)))
     engine.run()
-    engine.facts.append(StrandingEnded((stranded,)))
+    engine.tell(StrandingEnded((stranded,)))
     engine.run()
     assert engine.state.ledger.count(RecordKind.PAGE).free == engine.pool_plan.pages
 
@@ -129,9 +129,9 @@ def test_a_zombie_that_ends_after_all_gives_its_record_back(engine):
 def test_a_grant_that_makes_no_sense_fails_the_room_and_nothing_else(engine, records):
     other = engine.submit(prompt(9, 3), 6)
     sequence = room(engine)
-    engine.facts.append(PullGranted(sequence, "l", "p", records))
+    engine.tell(PullGranted(sequence, "l", "p", records))
     assert sequence in engine.step().cancelled
-    engine.facts.append(PullsTerminal(sequence))
+    engine.tell(PullsTerminal(sequence))
     engine.run()
     assert engine.ended[sequence] is EndCause.FAILED
     assert engine.outputs[other] == Engine().generate(prompt(9, 3), 6)
@@ -139,9 +139,9 @@ def test_a_grant_that_makes_no_sense_fails_the_room_and_nothing_else(engine, rec
 
 def test_a_commit_without_all_records_fails_the_room(engine):
     sequence = room(engine)
-    engine.facts.append(PullGranted(sequence, "l", "p", (grant(RecordKind.PAGE, 0),)))
+    engine.tell(PullGranted(sequence, "l", "p", (grant(RecordKind.PAGE, 0),)))
     engine.step()
-    engine.facts.append(PullCommitted(sequence, 5))
+    engine.tell(PullCommitted(sequence, 5))
     assert sequence in engine.step().cancelled
     engine.run()  # nobody says PullsTerminal: that room is over for the transport
     assert engine.ended[sequence] is EndCause.FAILED
@@ -149,10 +149,10 @@ def test_a_commit_without_all_records_fails_the_room(engine):
 
 def test_facts_about_somebody_who_is_gone_are_late_and_nothing_more(engine):
     sequence = room(engine)
-    engine.facts.append(Aborted(sequence))
-    engine.facts.append(PullsTerminal(sequence))
+    engine.tell(Aborted(sequence))
+    engine.tell(PullsTerminal(sequence))
     engine.run()
-    engine.facts += [PullCommitted(sequence, 3), PullsTerminal(sequence), Aborted(sequence)]
+    engine.tell(PullCommitted(sequence, 3), PullsTerminal(sequence), Aborted(sequence))
     engine.run()
     assert not engine.state.sequences
 
@@ -170,7 +170,7 @@ def test_the_books_refuse_what_no_plan_may_do():
     with pytest.raises(LedgerError, match="is FILLING, not LIVE"):
         ledger.close_all([page], [Seal(bytes(16), 4)])
     ledger.end_fill(page)
-    engine.facts += [Aborted(sequence), PullsTerminal(sequence)]
+    engine.tell(Aborted(sequence), PullsTerminal(sequence))
     engine.run()
     with pytest.raises(LedgerError, match="free"):
         ledger.hold(page, Holder(HolderKind.SEQUENCE, sequence))
@@ -186,6 +186,6 @@ def test_a_plan_that_can_place_nothing_is_made_once_until_a_fact_comes(overlap):
     before = len(engine.plans)
     engine.run()
     assert len(engine.plans) <= before + 1
-    engine.facts.append(LeaseEnded(held))
+    engine.tell(LeaseEnded(held))
     engine.run()
     assert engine.outputs[waiting] == Engine().generate(prompt(8, 2), 20)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from sluice_engine.errors import RankFault
-from sluice_engine.leader.leader import Generation, Leader
+from sluice_engine.leader.generation import Generation
+from sluice_engine.leader.leader import Leader
 from sluice_engine.leader.scheduling.sequence import EndCause, Gone
 from sluice_engine.leader.server import LEAST_PAUSE_S, MOST_PAUSE_S, TokenSink
 from sluice_engine.pool import RecordPool
@@ -93,7 +94,7 @@ async def test_the_next_step_is_with_the_ranks_before_anybody_writes_the_tokens_
     generation = leader.submit(GenerateRequest("r", "gw", (1, 2, 3), (), Sampling(max_tokens=TOKENS)))
     assert isinstance(generation, Generation)
     async with asyncio.timeout(30):
-        ended = await generation.ended
+        ended = await generation.wait()
         await leader.emptied()
     writing.cancel()
     assert (ended.reason, ended.num_tokens, died) == (EndReason.LENGTH, TOKENS, [])
@@ -182,7 +183,7 @@ async def test_a_result_that_is_not_what_was_asked_for_ends_the_engine(
         error = await died
     assert isinstance(error, RankFault)
     assert error.reason == "IncompleteResult"
-    assert not generation.ended.done()
+    assert generation.last_word is None
 
 
 async def test_a_digest_that_was_not_told_ends_the_engine_too(tmp_path: Path) -> None:
@@ -201,6 +202,6 @@ async def test_a_sequence_that_has_finished_leaves_no_stream_behind(tmp_path: Pa
     leader = make_leader(tmp_path, lambda error: None)
     generation = begin(leader)
     leader._on_gone(Gone(generation.sequence, EndCause.FINISHED, 0, 1))
-    ended = await generation.ended
+    ended = await generation.wait()
     assert (ended.reason, ended.error) == (EndReason.FAILED, "TokensLost")
-    assert not leader.streams
+    assert not leader.generations

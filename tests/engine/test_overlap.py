@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from leader_double import HeldRank, PromptRank, ask, make_leader, try_to_ask, turns
 
-from sluice_engine.leader.leader import Generation, Leader
+from sluice_engine.leader.generation import Generation
+from sluice_engine.leader.leader import Leader
 from sluice_engine.leader.marks import LeaderMarks
 from sluice_engine.leader.scheduling.sequence import Aborted
 from sluice_engine.leader.scheduling.state import Plan
@@ -64,7 +65,7 @@ async def drive(tmp_path: Path, trace: list[tuple[int, int, int, int | None]], *
     living = {ref for _, ref in leader.state.references()} | set(leader.state.ledger.take_released())
     assert leader.rooms._closed.keys() | leader.rooms._closing.keys() <= living
     ends = {
-        number: each.reason if isinstance(each, Refused) else (each.stream.end, each.stream.sent)
+        number: each.reason if isinstance(each, Refused) else (each.end, each.sent)
         for number, each in asked.items()
         if trace[number][3] is None  # who goes may have heard of one token more or less
     }
@@ -86,10 +87,10 @@ async def test_ranks_are_never_further_behind(tmp_path: Path, lockstep: bool, mo
     generation = ask(leader, 1, (1, 2, 3), 6)
     await turns()
     assert len(rank.held) == most
-    while not generation.ended.done():
+    while generation.last_word is None:
         await rank.report()
         assert len(rank.held) <= most
-    assert generation.ended.result().reason is EndReason.LENGTH
+    assert generation.last_word.reason is EndReason.LENGTH
 
 
 async def test_what_may_yet_decide_is_waited_for(tmp_path: Path) -> None:
@@ -113,14 +114,14 @@ async def test_a_step_is_done_when_all_ranks_have_reported_it_and_those_before_i
     await turns()
     await first.report()
     await first.report()  # both steps, and the other rank none
-    assert (generation.stream.sent, len(first.frames)) == (0, 2)
+    assert (generation.sent, len(first.frames)) == (0, 2)
     await second.report()
-    assert (generation.stream.sent, len(first.frames)) == (1, 3)
+    assert (generation.sent, len(first.frames)) == (1, 3)
     while first.held or second.held:
         for rank in (first, second):
             if rank.held:
                 await rank.report()
-    assert generation.ended.result().reason is EndReason.LENGTH
+    assert generation.last_word.reason is EndReason.LENGTH
 
 
 # -- pulls -----------------------------------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ def make_reader(tmp_path: Path) -> tuple[Leader, HeldRank, Transport]:
 def grant(leader: Leader, generation: Generation) -> str:
     """All records of its prompt. The lease's id."""
     room = leader.rooms.readers[generation.sequence]
-    state, prompt = leader.state, generation.stream.spec.prompt
+    state, prompt = leader.state, generation.spec.prompt
     assert len(prompt) < state.limits.page_tokens, "its one page is its tail"
     key = extend_chain(state.salt, prompt)
     records = tuple(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from engine_double import Engine
 
-from sluice_engine.leader.scheduling.admission import admit
 from sluice_engine.leader.scheduling.sequence import Mode, SequenceSpec
 from sluice_protocol.sampling import Sampling
 
@@ -14,8 +13,7 @@ from sluice_protocol.sampling import Sampling
 def test_a_retry_knows_prompt_from_output(mode: Mode) -> None:
     engine = Engine()
     spec = SequenceSpec(1, mode, (1, 2, 3), (4, 5), Sampling(max_tokens=8, frequency_penalty=0.5))
-    assert admit(engine.state, spec) is None
-    engine.specs[1], engine.outputs[1] = spec, []
+    assert engine.loop.admit(spec) is None
     (binding,) = engine.step().record.rows_bound
     assert (binding.history, binding.prompt_tokens) == ((1, 2, 3, 4, 5), 3)
 

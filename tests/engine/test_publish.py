@@ -7,16 +7,17 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice_engine.leader.publish import Stream, merge_batches, publish_step, publish_token
+from sluice_engine.leader.generation import Generation
+from sluice_engine.leader.publish import merge_batches, publish_step, publish_token
 from sluice_engine.leader.scheduling.sequence import Mode, SequenceSpec
 from sluice_engine.step import SampledRow, StepResult
 from sluice_protocol.generate import EndReason, TokenBatch
 from sluice_protocol.sampling import Sampling, TokenLogprobs
 
 
-def stream(number: int, *, max_tokens: int = 10, outputs: tuple[int, ...] = (), gateway: str = "g") -> Stream:
+def stream(number: int, *, max_tokens: int = 10, outputs: tuple[int, ...] = (), gateway: str = "g") -> Generation:
     sampling = Sampling(max_tokens=max_tokens, stop_token_ids=(0,))
-    return Stream(number, gateway, SequenceSpec(number, Mode.UNIFIED, (1, 2), outputs, sampling))
+    return Generation(SequenceSpec(number, Mode.UNIFIED, (1, 2), outputs, sampling), number, gateway)
 
 
 def result(*rows: tuple[int, tuple[int, ...]], number: int = 7) -> StepResult:
@@ -62,6 +63,13 @@ def test_a_failed_row_ends_its_own_stream_once():
     assert (published.ended, streams[10].end, streams[10].sent) == ((), EndReason.FAILED, 0)
     surplus = publish_step(streams, {0: 10}, StepResult(8, 0, (SampledRow(0, (), failed="no numbers"),)))
     assert surplus.failed == ()
+
+
+def test_a_generation_that_is_left_out_gets_no_token_of_the_step():
+    streams = {10: stream(1), 11: stream(2)}
+    published = publish_step(streams, {0: 10, 1: 11}, result((0, (5,)), (1, (6,))), without={10})
+    assert published.batches["g"] == TokenBatch(7, (2,), (1,), (6,))
+    assert (streams[10].sent, published.ended) == (0, ())
 
 
 def test_rows_without_a_stream_are_nobodys():

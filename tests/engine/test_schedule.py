@@ -121,7 +121,7 @@ def test_a_source_holds_its_records_until_the_lease_ends(engine):
             trailer = engine.pools[ref.kind].trailer(ref.record)
             assert (trailer.generation, trailer.valid_tokens) == (ref.generation, valid)
             assert engine.state.ledger.is_closed(ref)
-    engine.facts.append(LeaseEnded(sequence))
+    engine.tell(LeaseEnded(sequence))
     engine.run()
     assert engine.ended[sequence] is EndCause.FINISHED
     assert engine.state.ledger.count(RecordKind.STATE).free == engine.pool_plan.states
@@ -131,7 +131,7 @@ def test_what_ranks_only_forget_makes_no_step_of_its_own(engine):
     """Rows given back and lives that ended wait for a step that has something to do, and are all told then."""
     sequence = engine.submit(prompt(20), 8, mode=Mode.SOURCE)
     engine.run()
-    engine.facts.append(LeaseEnded(sequence))
+    engine.tell(LeaseEnded(sequence))
     engine.run()
     sent = [p.record for p in engine.plans if not p.record.is_empty]
     assert all(record.batches for record in sent)
@@ -148,7 +148,7 @@ def test_a_source_grants_nothing_for_a_single_token(engine):
     engine.run()
     assert len(engine.outputs[sequence]) == 1
     assert not [g for p in engine.plans for g in p.grants]
-    engine.facts.append(LeaseEnded(sequence))
+    engine.tell(LeaseEnded(sequence))
 
 
 def test_pages_the_reader_has_are_not_granted(engine):
@@ -156,7 +156,7 @@ def test_pages_the_reader_has_are_not_granted(engine):
     engine.run()
     kinds = [(r.kind, i) for p in engine.plans for g in p.grants for i, r, _ in g.records]
     assert kinds == [(RecordKind.PAGE, 3), (RecordKind.PAGE, 4), (RecordKind.STATE, 0)]
-    engine.facts.append(LeaseEnded(sequence))
+    engine.tell(LeaseEnded(sequence))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def drive(trace, *, overlap: bool, perturbation: Perturbation | None = None) -> 
             engine.abort(a)
         elif kind == "lease-ended":
             if a in engine.specs and engine.specs[a].mode is Mode.SOURCE:
-                engine.facts.append(LeaseEnded(a))
+                engine.tell(LeaseEnded(a))
         else:
             for _ in range(a):
                 engine.step()
@@ -231,7 +231,7 @@ def drive(trace, *, overlap: bool, perturbation: Perturbation | None = None) -> 
                 assert pages_of_cache_alone(engine.state) == cache_alone_by_the_books(engine.state)
     for sequence, spec in engine.specs.items():
         if spec.mode is Mode.SOURCE:
-            engine.facts.append(LeaseEnded(sequence))
+            engine.tell(LeaseEnded(sequence))
     engine.run()
     assert not engine.state.sequences
     for kind in RecordKind:
@@ -255,7 +255,7 @@ def test_any_trace_keeps_the_books_and_the_answers(trace):
 @settings(max_examples=60, deadline=None)
 def test_lockstep_and_overlap_plan_the_same_steps(trace):
     lockstep, overlap = drive(trace, overlap=False), drive(trace, overlap=True)
-    assert lockstep.chain == overlap.chain
+    assert lockstep.chains == overlap.chains
     assert lockstep.outputs == overlap.outputs
 
 

@@ -14,12 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice_engine.leader.marks import LeaderMarks
-from sluice_engine.leader.scheduling.admission import admit, pages_of_cache_alone, starving
-from sluice_engine.leader.scheduling.ledger import CACHE, Ledger
-from sluice_engine.leader.scheduling.schedule import plan
+from sluice_engine.leader.scheduling.admission import pages_of_cache_alone, starving
+from sluice_engine.leader.scheduling.ledger import CACHE
 from sluice_engine.leader.scheduling.sequence import (
     Aborted,
-    Fact,
     LeaseEnded,
     Mode,
     Phase,
@@ -27,12 +25,12 @@ from sluice_engine.leader.scheduling.sequence import (
     PullGranted,
     PullsTerminal,
     SequenceSpec,
-    StepDone,
 )
 from sluice_engine.leader.scheduling.state import Plan, SchedulerState
-from sluice_engine.leader.scheduling.turns import PassedOver, Turns, due
+from sluice_engine.leader.scheduling.turns import PassedOver, due
+from sluice_engine.leader.step_loop import StepLoop
 from sluice_engine.limits import Limits
-from sluice_engine.step import SampledRow, StepResult
+from sluice_engine.step import RecordDigest, SampledRow, StepResult
 from sluice_engine.supervisor.engine_kind import engine_kind
 from sluice_engine.watched_rows import LEADER_LOOP, LEADER_QUEUE, LEADER_RUNNING
 from sluice_protocol.generate import Role
@@ -55,28 +53,27 @@ FLOOR_S = 1.5 * STEP_S
 
 @dataclass
 class Schedule:
-    """The pure plan, over ranks that sample what they are told to. A step is on its way until the next `step`."""
+    """The step loop, over ranks that sample what they are told to. A step stays under way until a plan needs it."""
 
     pools: PoolPlan = field(default_factory=lambda: PoolPlan(20, 6, 2))
     max_running: int = 5
 
     def __post_init__(self) -> None:
         limits = Limits(PAGE, 2 * PAGE, 2 * PAGE, self.max_running, 256, 64)
-        self.state = SchedulerState(limits, tiny_layouts(), b"salt" * 4, Ledger(self.pools))
-        self.turns = Turns()
-        self.facts: list[Fact] = []
-        self.results: deque[StepResult] = deque()
+        self.loop = StepLoop(limits, tiny_layouts(), b"salt" * 4, self.pools)
+        self.under_way: deque[tuple[Plan, int]] = deque()  # each with the token that its rows sample
         self.rooms: list[int] = []
-        self.under_way = False
-        self.next_id = 1
+
+    @property
+    def state(self) -> SchedulerState:
+        return self.loop.state
 
     def submit(self, length: int, max_tokens: int, mode: Mode = Mode.UNIFIED, seed: int = 0) -> int | None:
         prompt = tuple((seed * 31 + i * 7) % 64 for i in range(length))
-        spec = SequenceSpec(self.next_id, mode, prompt, (), Sampling(max_tokens=max_tokens, stop_token_ids=(STOP,)))
-        if admit(self.state, spec) is not None:
-            return None
-        self.next_id += 1
-        return spec.id
+        spec = SequenceSpec(
+            self.loop.next_sequence, mode, prompt, (), Sampling(max_tokens=max_tokens, stop_token_ids=(STOP,))
+        )
+        return spec.id if self.loop.admit(spec) is None else None
 
     def grant(self, sequence: int) -> None:
         """Everything that the room asked for, in one go."""
@@ -84,23 +81,29 @@ class Schedule:
         assert held.state is not None
         wanted = [*enumerate(held.pages[held.num_closed :], held.num_closed), (0, held.state)]
         records = tuple(GrantedRecord(ref.kind, 0, 1, b"identity", 1, PAGE, index) for index, ref in wanted)
-        self.facts.append(PullGranted(sequence, f"lease-{sequence}", "peer", records))
+        self.loop.tell(PullGranted(sequence, f"lease-{sequence}", "peer", records))
 
     def step(self, token: int = 1) -> Plan:
-        while self.results and self.state.sees(self.results[0].number):
-            self.facts.append(StepDone(self.results.popleft()))
-        facts, self.facts = self.facts, []
-        self.state, planned = plan(self.state, facts)
-        self.rooms += [sequence for sequence, _ in planned.rooms]
-        self.facts += [PullsTerminal(sequence) for sequence in planned.cancelled]
-        self.under_way = not planned.record.is_empty
-        if self.under_way:
-            sampled = tuple(SampledRow(row, (token,)) for row in planned.rows)
-            self.results.append(StepResult(planned.record.number, 0, sampled))
-        return planned
+        while not self.loop.may_plan:
+            self.report()
+        turn = self.loop.plan([0], now=0.0)
+        self.rooms += [sequence for sequence, _ in turn.planned.rooms]
+        for sequence in turn.planned.cancelled:
+            self.loop.tell(PullsTerminal(sequence))
+        if turn.frame:
+            self.under_way.append((turn.planned, token))
+        return turn.planned
+
+    def report(self) -> None:
+        """The oldest step is done."""
+        planned, token = self.under_way.popleft()
+        asked = [work.row for batch in planned.record.batches for work in batch.rows if work.sample]
+        sampled = tuple(SampledRow(row, (token,)) for row in asked)
+        digests = tuple(RecordDigest(close.ref, 1) for close in planned.record.closed)
+        assert self.loop.take(StepResult(planned.record.number, 0, sampled, digests), now=0.0) is not None
 
     def look(self) -> PassedOver:
-        return self.turns.look(self.state, under_way=self.under_way)
+        return self.loop.passed_over()
 
 
 SUBMIT = st.tuples(
@@ -146,10 +149,10 @@ def carry_out(schedule: Schedule, event: tuple, told: Told) -> None:  # type: ig
         case ("submit", mode, length, most):
             schedule.submit(length, most, mode, seed=length % 3)
         case ("abort", sequence):
-            schedule.facts.append(Aborted(sequence))
+            schedule.loop.tell(Aborted(sequence))
         case ("lease-ended", sequence):
             if sequence in schedule.state.sequences and schedule.state.sequences[sequence].mode is Mode.SOURCE:
-                schedule.facts.append(LeaseEnded(sequence))
+                schedule.loop.tell(LeaseEnded(sequence))
         case ("grant",):
             rooms, schedule.rooms = schedule.rooms, []
             for sequence in rooms:
@@ -158,7 +161,7 @@ def carry_out(schedule: Schedule, event: tuple, told: Told) -> None:  # type: ig
         case ("commit", which):
             pulling = [s.id for s in schedule.state.sequences.values() if s.phase is Phase.PULLING]
             if pulling:
-                schedule.facts.append(PullCommitted(pulling[which % len(pulling)], 1))
+                schedule.loop.tell(PullCommitted(pulling[which % len(pulling)], 1))
         case ("step", number, token):
             for _ in range(number):
                 schedule.step(token)

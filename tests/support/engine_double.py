@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sluice_engine.leader.scheduling.admission import admit
-from sluice_engine.leader.scheduling.ledger import CACHE, Ledger
-from sluice_engine.leader.scheduling.schedule import plan
-from sluice_engine.leader.scheduling.sequence import Aborted, EndCause, Fact, Mode, SequenceSpec, StepDone
+from sluice_engine.leader.generation import Generation
+from sluice_engine.leader.scheduling.ledger import CACHE
+from sluice_engine.leader.scheduling.sequence import Aborted, EndCause, Fact, Mode, SequenceSpec
 from sluice_engine.leader.scheduling.state import Plan, SchedulerState
+from sluice_engine.leader.step_loop import StepLoop, Turn
 from sluice_engine.limits import Limits
 from sluice_engine.pool import Pools, RecordPool
 from sluice_engine.rank.executor import Executor
 from sluice_engine.rank.mirror import RecordMirror
 from sluice_engine.rank.scripted import Script, ScriptedModel
-from sluice_engine.step import CHAIN_START, BatchModel, StepResult, encode_step
+from sluice_engine.step import BatchModel, StepRecord
 from sluice_protocol.engine_spec import SnapshotPolicy
 from sluice_protocol.generate import Refused
 from sluice_protocol.sampling import Sampling
@@ -73,7 +73,7 @@ class Engine:
             snapshots=self.snapshots,
             snapshot_outputs=self.snapshot_outputs,
         )
-        self.state = SchedulerState(limits, self.layouts, b"salt" * 4, Ledger(self.pool_plan))
+        self.loop = StepLoop(limits, self.layouts, b"salt" * 4, self.pool_plan, lockstep=not self.overlap)
         self.pools = {
             kind: RecordPool(
                 self.layouts[kind],
@@ -84,73 +84,71 @@ class Engine:
         }
         self.mirror = RecordMirror(self.pool_plan)
         self.executor = Executor(0, self.pools, self.mirror, self.build_model(self.pools, self.mirror))
-        self.chain = CHAIN_START
-        self.facts: list[Fact] = []
-        self.results: deque[StepResult] = deque()
-        self.frames: deque[bytes] = deque()
+        self.turn = Turn(Plan(StepRecord(0), {}, (), (), (), (), progressed=False, tokens=0))  # the last one
+        self.frames: deque[bytes] = deque()  # sent, not carried out yet
+        self.chains: list[bytes] = []
         self.plans: list[Plan] = []
         self.outputs: dict[int, list[int]] = {}
-        self.specs: dict[int, SequenceSpec] = {}
         self.ended: dict[int, EndCause] = {}
-        self.rows: dict[int, dict[int, int]] = {}
-        self.next_id = 1
+
+    @property
+    def state(self) -> SchedulerState:
+        return self.loop.state
 
     def submit(self, prompt: tuple[int, ...], max_tokens: int = 8, mode: Mode = Mode.UNIFIED, **kwargs: object) -> int:
         sampling = Sampling(max_tokens=max_tokens, stop_token_ids=self.stop)
-        spec = SequenceSpec(self.next_id, mode, prompt, (), sampling, **kwargs)  # type: ignore[arg-type]
-        self.next_id += 1
-        refused = admit(self.state, spec)
+        spec = SequenceSpec(self.loop.next_sequence, mode, prompt, (), sampling, **kwargs)  # type: ignore[arg-type]
+        refused = self.loop.admit(spec)
         if refused is not None:
             raise RefusedByEngine(refused)
-        self.specs[spec.id] = spec
+        # One gateway a sequence, so that its tokens are found again.
+        self.loop.generations[spec.id] = Generation(spec, spec.id, str(spec.id))
         self.outputs[spec.id] = []
         return spec.id
 
+    @property
+    def specs(self) -> dict[int, SequenceSpec]:
+        """Of every sequence that was ever submitted."""
+        return {sequence: generation.spec for sequence, generation in self.loop.generations.items()}
+
+    def tell(self, *facts: Fact) -> None:
+        for fact in facts:
+            self.loop.tell(fact)
+
     def abort(self, sequence: int) -> None:
-        self.facts.append(Aborted(sequence))
+        self.tell(Aborted(sequence))
 
     def step(self) -> Plan:
-        """One turn. In overlap the step before runs after this one was planned; in lockstep it ran before."""
-        while self.results and self.state.sees(self.results[0].number):
-            self.facts.append(StepDone(self.results.popleft()))
-        if self.overlap and (self.state.stalled or not self.state.can_run):
+        """One turn. In overlap the step before runs after this one was planned; in lockstep it runs at once."""
+        if not self.loop.may_plan:
             self._execute_all()
-            while self.results:
-                self.facts.append(StepDone(self.results.popleft()))
-        facts, self.facts = self.facts, []
-        self.state, planned = plan(self.state, facts)
-        self.plans.append(planned)
-        for gone in planned.gone:
+        turn = self.turn = self.loop.plan([0], now=0.0)
+        self.plans.append(turn.planned)
+        for gone in turn.planned.gone:
             self.ended[gone.id] = gone.cause
-        if not planned.record.is_empty:
-            frame, self.chain = encode_step(planned.record, self.chain)
-            self.rows[planned.record.number] = planned.rows
+        if turn.frame:
+            self.chains.append(turn.chain)
             if self.overlap:
                 self._execute_all()
-            self.frames.append(frame)
+            self.frames.append(turn.frame)
             if not self.overlap:
                 self._execute_all()
-        return planned
+        return turn.planned
 
     def _execute_all(self) -> None:
         while self.frames:
-            result = self.executor.execute_frame(self.frames.popleft())
-            self.results.append(result)
-            for row in result.sampled:
-                self._publish(self.rows[result.number][row.row], row.tokens)
-
-    def _publish(self, sequence: int, tokens: tuple[int, ...]) -> None:
-        out, spec = self.outputs[sequence], self.specs[sequence]
-        if not (out and out[-1] in spec.sampling.stop_token_ids) and len(out) < spec.sampling.max_tokens:
-            out.extend(tokens)
+            outcome = self.loop.take(self.executor.execute_frame(self.frames.popleft()), now=0.0)
+            assert outcome is not None, "there is one rank"
+            for gateway, batch in outcome.published.batches.items():
+                self.outputs[int(gateway)].extend(batch.tokens)
 
     def run(self, max_steps: int = 2000) -> None:
         """Until nothing is due. Every byte is accounted for then."""
         for _ in range(max_steps):
-            if not (self.facts or self.state.has_work):
+            if not (self.loop.has_work or self.frames):
                 break
-            planned = self.step()
-            if not (planned.progressed or self.facts or self.results or self.frames):
+            self.step()
+            if not (self.turn.again or self.loop.is_computing):
                 break  # only a fact could change anything
         else:
             raise AssertionError(f"still busy after {max_steps} steps: {self.state.sequences}")

@@ -32,12 +32,12 @@ class Handoff:
 
     def run(self, max_steps: int = 3000) -> None:
         for _ in range(max_steps):
-            idle = not (self.reader.facts or self.reader.state.has_work)
-            if idle and not (self.source.facts or self.source.state.has_work):
+            idle = not self.reader.loop.has_work
+            if idle and not self.source.loop.has_work:
                 break
             if not idle:
                 self._on_reader_plan(self.reader.step())
-            if self.source.facts or self.source.state.has_work:
+            if self.source.loop.has_work:
                 self._on_source_plan(self.source.step())
         else:
             raise AssertionError("still busy")
@@ -63,8 +63,8 @@ class Handoff:
         for room, sequence in list(self._rooms.items()):
             if pulls_of(planned, sequence) and self._is_complete(room):
                 del self._rooms[room]
-                self.source.facts.append(LeaseEnded(room))
-                self.reader.facts.append(PullCommitted(sequence, self.outputs[sequence][0]))
+                self.source.tell(LeaseEnded(room))
+                self.reader.tell(PullCommitted(sequence, self.outputs[sequence][0]))
 
     def _is_complete(self, room: int) -> bool:
         return any(g.id == room and g.final for p in self.source.plans for g in p.grants)
@@ -83,7 +83,7 @@ class Handoff:
                         ref.kind.value, ref.record, ref.generation, trailer.identity, trailer.digest, valid, index
                     )
                 )
-            self.reader.facts.append(PullGranted(sequence, str(sequence), "source", tuple(records)))
+            self.reader.tell(PullGranted(sequence, str(sequence), "source", tuple(records)))
 
 
 def pulls_of(planned: Plan, sequence: int) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sluice_engine.leader.leader import Generation, Leader
+from sluice_engine.leader.generation import Generation
+from sluice_engine.leader.leader import Leader
 from sluice_engine.leader.marks import LeaderMarks
 from sluice_engine.leader.server import TokenSink
 from sluice_engine.pool import Pools, RecordPool

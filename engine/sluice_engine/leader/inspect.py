@@ -37,7 +37,7 @@ def summary(leader: Leader) -> dict[str, Any]:
         "transport": leader.rooms.describe_transport(),
         "pairs": [asdict(trouble) for trouble in leader.rooms.pairs.failing(leader.clock())],
         "streams": len(leader.generations),
-        "gateways": len(leader.sinks),
+        "gateways": len(leader.requests.sinks),
         "waiting": len(state.waiting),
         "max_running": state.limits.max_running,
         "oldest_waiting_s": round(leader.oldest_waiting_s(), 3),

@@ -16,8 +16,8 @@ MAX_BOUNDARY_HINTS = 256
 
 def describe_load(leader: Leader) -> Load:
     pages = leader.state.ledger.count(RecordKind.PAGE)
-    waiting = [g for g in leader.generations.values() if g.stream.sent == 0]
-    times = sorted(leader.step_times)
+    waiting = [g for g in leader.generations.values() if g.sent == 0]
+    times = sorted(leader.loop.step_times)
     usable = pages.total - pages.quarantined
     running_pages, reserved_pages = pages_in_use(leader, usable)
     word = leader.marks.readiness
@@ -47,7 +47,7 @@ def pages_in_use(leader: Leader, total: int) -> tuple[int, int]:
     running = reserved = 0
     for sequence in leader.state.sequences.values():
         generation = leader.generations.get(sequence.spec.id)
-        if generation is not None and generation.stream.sent == 0:
+        if generation is not None and generation.sent == 0:
             reserved += max(len(sequence.pages), leader.state.limits.pages_for(len(sequence.tokens)))
         else:
             running += len(sequence.pages)

@@ -243,7 +243,7 @@ async def warm_up(leader: Leader) -> None:
     logits are none.
     """
     sampling = Sampling(max_tokens=2, temperature=0.0)
-    spec = SequenceSpec(leader.next_sequence, Mode.UNIFIED, (0, 0), (), sampling)
+    spec = SequenceSpec(leader.loop.next_sequence, Mode.UNIFIED, (0, 0), (), sampling)
     ended = await leader.run_alone(spec)
     if ended.reason is EndReason.FAILED:
         raise WarmUpFailed(f"{ended.error}: {ended.detail}: does this checkpoint compute at all?")

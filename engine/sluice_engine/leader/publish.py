@@ -1,43 +1,19 @@
-"""From results of steps to tokens of streams: what a client sees, and where its stream ends. No I/O.
+"""From the results of steps to the tokens that clients see. No I/O.
 
-The scheduler learns of a stop token one plan later; whatever a row chose after it is dropped here.
+The scheduler learns of a stop token one plan later; the tokens that a row chose after it are dropped here.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 
-from sluice_engine.leader.scheduling.sequence import SequenceSpec
+from sluice_engine.leader.generation import Generation
 from sluice_engine.step import StepResult
 from sluice_protocol.generate import EndReason, TokenBatch
-from sluice_protocol.outputs import OutputLimit
 from sluice_protocol.sampling import TokenLogprobs
-
-
-@dataclass(slots=True)
-class Stream:
-    """One Generate call: `number` names it in token batches, `sent` counts its tokens there."""
-
-    number: int
-    gateway_id: str
-    spec: SequenceSpec
-    sent: int = 0
-    end: EndReason | None = None
-    limit: OutputLimit = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.limit = self.spec.limit
-
-    def take(self, token: int) -> bool:
-        """Whether the client gets this token; moves `sent` and `end`."""
-        if self.end is not None:
-            return False
-        self.sent += 1
-        self.end = self.limit.end_after(token, self.sent)
-        return True
 
 
 @dataclass(slots=True)
@@ -64,55 +40,63 @@ class _Builder:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """`batches`: gateway -> tokens of this step. `ended`: streams whose last token is among them.
+    """`batches`: gateway -> tokens of this step. `ended`: generations whose last token is among them.
 
-    `failed`: streams that get no further token, and why.
+    `failed`: generations that get no further token, and why.
     """
 
     batches: Mapping[str, TokenBatch]
-    ended: tuple[Stream, ...]
-    failed: tuple[tuple[Stream, str], ...] = ()
+    ended: tuple[Generation, ...] = ()
+    failed: tuple[tuple[Generation, str], ...] = ()
 
 
-def publish_step(streams: Mapping[int, Stream], rows: Mapping[int, int], result: StepResult) -> Published:
-    """`streams`: by sequence; `rows`: row -> sequence, as the step was planned. Rows without a stream are skipped."""
+def publish_step(
+    generations: Mapping[int, Generation],
+    rows: Mapping[int, int],
+    result: StepResult,
+    without: Collection[int] = (),
+) -> Published:
+    """`generations`: by sequence; `rows`: row -> sequence, as the step was planned. Rows without a generation are
+    skipped, and so are the sequences in `without`."""
     builders: dict[str, _Builder] = {}
-    ended: list[Stream] = []
-    failed: list[tuple[Stream, str]] = []
+    ended: list[Generation] = []
+    failed: list[tuple[Generation, str]] = []
     for sampled in result.sampled:
-        stream = streams.get(rows[sampled.row])
-        if stream is None or stream.end is not None:
+        sequence = rows[sampled.row]
+        generation = generations.get(sequence)
+        if generation is None or generation.end is not None or (without and sequence in without):
             continue
         if sampled.failed:
-            stream.end = EndReason.FAILED
-            failed.append((stream, sampled.failed))
+            generation.end = EndReason.FAILED
+            failed.append((generation, sampled.failed))
             continue
-        builder = builders.get(stream.gateway_id)
+        builder = builders.get(generation.gateway_id)
         if builder is None:
-            builder = builders[stream.gateway_id] = _Builder()
+            builder = builders[generation.gateway_id] = _Builder()
         if len(sampled.tokens) == 1 and not sampled.logprobs:  # nearly every row of nearly every step
             token = sampled.tokens[0]
-            stream.take(token)
-            builder.streams.append(stream.number)
+            generation.take(token)
+            builder.streams.append(generation.number)
             builder.counts.append(1)
             builder.tokens.append(token)
         else:
             logprobs = sampled.logprobs or (None,) * len(sampled.tokens)
             builder.add(
-                stream.number,
-                [pair for pair in zip(sampled.tokens, logprobs, strict=True) if stream.take(pair[0])],
+                generation.number,
+                [pair for pair in zip(sampled.tokens, logprobs, strict=True) if generation.take(pair[0])],
             )
-        if stream.end is not None:
-            ended.append(stream)
+        if generation.end is not None:
+            ended.append(generation)
     batches = {gateway: builder.build(result.number) for gateway, builder in builders.items()}
     return Published(batches, tuple(ended), tuple(failed))
 
 
-def publish_token(stream: Stream, token: int, logprobs: TokenLogprobs | None) -> Published:
-    """A single token that came another way: the first one of a room."""
+def publish_token(generation: Generation, token: int, logprobs: TokenLogprobs | None) -> Published:
+    """A single token that did not come from a step: the first one of a handoff."""
     builder = _Builder()
-    builder.add(stream.number, [(token, logprobs)] if stream.take(token) else [])
-    return Published({stream.gateway_id: builder.build(0)}, (stream,) if stream.end is not None else ())
+    builder.add(generation.number, [(token, logprobs)] if generation.take(token) else [])
+    ended = (generation,) if generation.end is not None else ()
+    return Published({generation.gateway_id: builder.build(0)}, ended)
 
 
 def merge_batches(batches: Sequence[TokenBatch]) -> TokenBatch:

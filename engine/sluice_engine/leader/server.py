@@ -111,7 +111,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
         if isinstance(answer, Refused):
             return encode_generate_reply(answer)
         try:
-            return encode_generate_reply(await answer.ended)
+            return encode_generate_reply(await answer.wait())
         finally:
             self._leader.abandon(answer)
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from sluice_engine.leader.lease.corruption import RECORD_CORRUPT, TOKENS_SUSPECT
+from sluice_engine.leader.corruption import RECORD_CORRUPT, TOKENS_SUSPECT
 from sluice_engine.leader.lease.granted import fault_of_commit, fault_of_grant
 from sluice_engine.leader.lease.pair_health import LANE_REASONS, PairHealth
 from sluice_engine.leader.lease.suspicion import Suspicion
@@ -220,7 +220,7 @@ class Rooms:
         """The lease thread asks: may this room begin? `peer`: the reader's host."""
         leader = self._leader
         spec = SequenceSpec(
-            leader.next_sequence,
+            leader.loop.next_sequence,
             Mode.SOURCE,
             opened.want.prompt_ids,
             opened.want.output_ids,
@@ -367,7 +367,7 @@ class Rooms:
         if generation is None or self.leases is None:  # abandoned before its turn came
             self.cancel(sequence)
             return
-        spec = generation.stream.spec
+        spec = generation.spec
         generation.cached_tokens = have_prefix * self._leader.resolved.limits.page_tokens
         want = WantPrefill(spec.prompt, spec.outputs, spec.sampling, generation.request_id, generation.span.context)
         log.info("room opened", request=generation.request_id, lease=room.lease_id, source=generation.source_address)
@@ -401,8 +401,8 @@ class Rooms:
         generation.cached_tokens = first.cached_tokens
         self._note_route(room)
         generation.span.event("first token", chunks=first.chunks)
-        alive = self._leader.publish_first(sequence, first.token, first.logprobs)
-        if first.ends or not alive:
+        self._leader.requests.publish_first(generation, first.token, first.logprobs)
+        if first.ends or generation.end is not None:
             # The request ended with its first token: post no READ, commit nothing.
             self._leader.tell(Aborted(sequence, EndCause.FINISHED))
             self.cancel(sequence)
@@ -459,7 +459,7 @@ class Rooms:
             self.on_pair(generation.source_address, reason, detail, by_lease=True)
         log.warning("room failed", request=request, lease=room.lease_id, reason=reason, detail=detail)
         if generation is not None:
-            self._leader.end(generation, EndReason.FAILED, reason, detail)
+            self._leader.requests.end(generation, EndReason.FAILED, reason, detail)
         self._leader.tell(Aborted(sequence, EndCause.FAILED))
         self.cancel(sequence, last_word)
 
