@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import os
+from collections import Counter
 
 import msgspec
 import pytest
-from engine_double import Engine, scripted_model
+from engine_double import PAGE, Engine, scripted_model, tiny_layouts
+from lease_double import HELLO, SourceEnd
 
-from sluice_engine.leader.lease.rooms import Rooms, SourceRoom
+from sluice_engine.leader.handoff.ports import StreamEnd
+from sluice_engine.leader.handoff.source import SourceHandoffs
+from sluice_engine.leader.marks import LeaderMarks
 from sluice_engine.leader.scheduling.sequence import EndCause, LeaseEnded, Mode, Phase
+from sluice_engine.leader.step_loop import StepLoop
+from sluice_engine.limits import Limits
 from sluice_engine.step import Batch, SampledRow, StepResult
 from sluice_protocol.generate import Refused
-from sluice_protocol.lease import LeaseEvent
+from sluice_protocol.sampling import Sampling
+from sluice_protocol.source import LeaseAdmitted, Open, WantPrefill
+from sluice_records import PoolPlan
 
 SICK = 63
 
@@ -78,14 +86,16 @@ def test_a_failed_room_keeps_what_it_granted_until_its_lease_has_ended():
 
 
 def test_a_failed_first_token_ends_its_lease_by_name_and_grants_nothing_more():
-    posted = []
-    port = SimpleNamespace(post=lambda event, message: posted.append((event, message)))
-    rooms = Rooms(SimpleNamespace(spec=SimpleNamespace(transport="nixl")))
-    rooms.sources[4] = SourceRoom(SimpleNamespace(id=4), port)
-    planned = SimpleNamespace(rows={0: 4}, grants=(SimpleNamespace(id=4),))
-    rooms.on_result(planned, StepResult(1, 0, (SampledRow(0, (), failed="sick"),)))
-    rooms.on_result(planned, StepResult(2, 0, (SampledRow(0, (), failed="sick"),)))
-    assert posted == [(LeaseEvent.REFUSED, Refused("BadLogits", "sick"))]
+    loop = StepLoop(Limits(PAGE, 16, 48, 8, 1024, 64), tiny_layouts(), b"salt" * 4, PoolPlan(64, 8, 8))
+    sources = SourceHandoffs(loop, loop.admit, loop.tell, lambda: 0.0, Counter(), LeaderMarks(None))
+    stream = SourceEnd()
+    want = WantPrefill((1, 2, 3), (), Sampling(max_tokens=4), "r")
+    sources.hear(stream, (Open("lease", HELLO.incarnation, HELLO.fingerprint, want, 0, 60_000),))
+    planned = loop.plan([0], now=0.0).planned
+    for number in (1, 2):
+        sources.on_result(planned, StepResult(number, 0, (SampledRow(next(iter(planned.rows)), (), failed="sick"),)))
+    assert stream.said == [LeaseAdmitted(os.getpid()), Refused("BadLogits", "sick")]
+    assert (stream.ended, len(sources)) == (StreamEnd.OK, 0)
 
 
 def test_a_failed_row_travels():

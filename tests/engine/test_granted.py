@@ -8,20 +8,30 @@ from pathlib import Path
 import msgspec
 import pytest
 from leader_double import HeldRank, ask, make_leader, turns
+from lease_double import Leases, ReaderEnd
 
 from sluice_engine.leader.generation import Generation
+from sluice_engine.leader.handoff.granted import fault_of_commit, fault_of_grant
 from sluice_engine.leader.leader import Leader
-from sluice_engine.leader.lease.granted import fault_of_commit, fault_of_grant
 from sluice_engine.step import PullSet
 from sluice_protocol.generate import EndReason, Role
-from sluice_protocol.source import GrantedRecord
+from sluice_protocol.source import (
+    Complete,
+    FirstToken,
+    Granted,
+    GrantedRecord,
+    LeaseAdmitted,
+    Pulled,
+    Released,
+    SourceMessage,
+)
 from sluice_records import Layouts, RecordKind, block_keys, extend_chain, record_identity
 
 PROMPT = tuple(range(1, 41))  # two full pages and a tail
 
 
 class Quiet:
-    """Neither leases nor transport: what is granted is handed in by the test."""
+    """A transport that does nothing."""
 
     is_up = True
 
@@ -35,10 +45,22 @@ class Quiet:
 async def reading(tmp_path: Path, prompt: tuple[int, ...] = PROMPT) -> tuple[Leader, Generation]:
     leader = make_leader(tmp_path, Role.DECODE, memory_bytes=400_000, max_running=4)
     leader.ranks.append(HeldRank(leader))
-    leader.rooms.transfer, leader.rooms.leases = Quiet(), Quiet()  # type: ignore[assignment]
+    leader.readers.transfer, leader.readers.leases = Quiet(), Leases()  # type: ignore[assignment]
     generation = ask(leader, 1, prompt, 9)
     await turns()
     return leader, generation
+
+
+def stream_of(leader: Leader) -> ReaderEnd:
+    """The one lease that is open."""
+    leases = leader.readers.leases
+    assert isinstance(leases, Leases)
+    return leases.streams[-1]
+
+
+def say(leader: Leader, *messages: SourceMessage) -> None:
+    """The source does."""
+    leader.readers.hear(stream_of(leader).lease_id, messages)
 
 
 def source_grants(layouts: Layouts, salt: bytes, prompt: tuple[int, ...]) -> list[GrantedRecord]:
@@ -86,7 +108,7 @@ async def test_records_of_another_prompt_fail_the_room_by_name(
     leader, generation = await reading(tmp_path)
     layouts, salt = leader.resolved.layouts, leader.state.salt
     records = change(source_grants(layouts, salt, PROMPT), source_grants(layouts, salt, OTHER))
-    leader.rooms.on_granted(generation.sequence, "peer", tuple(records))
+    say(leader, LeaseAdmitted(), Granted(tuple(records)))
     ended = generation.last_word
     assert (ended.reason, ended.error) == (EndReason.FAILED, "BadSource")
     assert named in ended.detail
@@ -107,7 +129,7 @@ async def granted_in_full(tmp_path: Path, records: int) -> tuple[Leader, Generat
     """A reader to which that many of its records were granted, each of which is being filled."""
     leader, generation = await reading(tmp_path)
     grants = source_grants(leader.resolved.layouts, leader.state.salt, PROMPT)[:records]
-    leader.rooms.on_granted(generation.sequence, "peer", tuple(grants))
+    say(leader, LeaseAdmitted(), Granted(tuple(grants)))
     await turns()
     return leader, generation
 
@@ -118,16 +140,78 @@ async def test_what_was_granted_is_compared_once_more_when_it_is_committed(tmp_p
     assert fault_of_commit(leader.state, sequence) == ""
     # The keys are mixed up between the grant and the commit: by a fault of ours, or of the memory that holds them.
     sequence.keys[0], sequence.keys[1] = sequence.keys[1], sequence.keys[0]
-    leader.rooms.on_committed(generation.sequence)
+    await release(leader, 4)
     ended = generation.last_word
+    assert ended is not None
     assert (ended.reason, ended.error) == (EndReason.FAILED, "BadSource")
     assert "page 0 was filled with other tokens" in ended.detail
     assert len(leader.state.cache) == 0
 
 
+async def release(leader: Leader, records: int) -> None:
+    """Every record that was granted is here, and the source releases them."""
+    stream = stream_of(leader)
+    say(leader, FirstToken(40, None, 0, 1, False), Complete(records, 0, len(PROMPT)))
+    leader.readers.on_records_done(stream.lease_id, records, 0)
+    names = tuple(record.name for record in source_grants(leader.resolved.layouts, leader.state.salt, PROMPT)[:records])
+    say(leader, Released(names))
+
+
 async def test_a_source_that_completes_without_a_record_commits_nothing(tmp_path: Path) -> None:
     leader, generation = await granted_in_full(tmp_path, 3)
-    leader.rooms.on_committed(generation.sequence)
+    await release(leader, 3)
     ended = generation.last_word
-    assert (ended.reason, ended.error, ended.detail) == (EndReason.FAILED, "BadSource", "it completed without state 0")
+    assert ended is not None
+    assert (ended.reason, ended.error) == (EndReason.FAILED, "BadSource")
+    assert ended.detail == "it completed with the wrong number of records: 3 said, 3 granted, 4 needed"
     assert len(leader.state.cache) == 0
+
+
+async def test_a_record_that_was_granted_and_is_not_filled_is_missed_at_the_commit(tmp_path: Path) -> None:
+    leader, generation = await granted_in_full(tmp_path, 3)
+    sequence = leader.state.sequences[generation.sequence]
+    assert fault_of_commit(leader.state, sequence) == "it completed without state 0"
+
+
+async def test_what_is_granted_in_full_is_committed_when_it_is_released_and_not_before(tmp_path: Path) -> None:
+    leader, generation = await granted_in_full(tmp_path, 4)
+    stream = stream_of(leader)
+    say(leader, FirstToken(40, None, 0, 1, False), Complete(4, 0, len(PROMPT)))
+    assert stream.said == []
+    leader.readers.on_records_done(stream.lease_id, 4, 0)
+    assert stream.said == [Pulled()]
+    assert generation.sequence in leader.readers
+    names = tuple(record.name for record in source_grants(leader.resolved.layouts, leader.state.salt, PROMPT))
+    say(leader, Released(names))
+    assert generation.sequence not in leader.readers
+    assert stream.is_over
+    assert generation.last_word is None, "it decodes now"
+
+
+async def test_another_generation_of_a_record_is_not_what_was_granted(tmp_path: Path) -> None:
+    leader, generation = await granted_in_full(tmp_path, 4)
+    say(leader, FirstToken(40, None, 0, 1, False), Complete(4, 0, len(PROMPT)))
+    leader.readers.on_records_done(stream_of(leader).lease_id, 4, 0)
+    grants = source_grants(leader.resolved.layouts, leader.state.salt, PROMPT)
+    reused = msgspec.structs.replace(grants[0], generation=2)
+    say(leader, Released(tuple(record.name for record in (reused, *grants[1:]))))
+    ended = generation.last_word
+    assert ended is not None
+    assert (ended.reason, ended.error) == (EndReason.FAILED, "GenerationMismatch")
+
+
+async def test_a_source_that_says_nothing_twice_in_a_row_is_silent(tmp_path: Path) -> None:
+    leader, generation = await granted_in_full(tmp_path, 2)
+    stream, leader.readers.silent_s = stream_of(leader), 5.0
+    stream.quiet_since = leader.clock() - 100
+    leader.readers.look()
+    stream.quiet_since = leader.clock()  # it was this process that did not read
+    leader.readers.look()
+    stream.quiet_since = leader.clock() - 100
+    leader.readers.look()
+    assert generation.last_word is None
+    leader.readers.look()
+    ended = generation.last_word
+    assert ended is not None
+    assert (ended.error, ended.detail) == ("SourceSilent", "the source has not said anything of it for 5 s")
+    assert stream.distrusts

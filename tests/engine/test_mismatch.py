@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from leader_double import HeldRank, PromptRank, make_leader, turns
+from lease_double import HELLO, SourceEnd
 
+from sluice_engine.leader.handoff.suspicion import MOST_RECORDS, WINDOW_S, PeerBudget
 from sluice_engine.leader.leader import Leader
-from sluice_engine.leader.lease.suspicion import MOST_RECORDS, WINDOW_S, PeerBudget
-from sluice_protocol.fingerprint import Fingerprint
-from sluice_protocol.generate import Refused, Role
-from sluice_protocol.lease import LeaseEvent
+from sluice_protocol.generate import Role
 from sluice_protocol.sampling import Sampling
-from sluice_protocol.source import Granted, GrantedRecord, Mismatch, Open, RecordName, WantPrefill
+from sluice_protocol.source import Complete, Granted, Mismatch, Open, RecordName, WantPrefill
 from sluice_records import RecordKind
 
 PROMPT = tuple(range(1, 71))
-
-
-@dataclass
-class Port:
-    """One lease at its source, as the lease thread would have it."""
-
-    posted: list[tuple[LeaseEvent, object]] = field(default_factory=list)
-
-    def post(self, event: LeaseEvent, message: object) -> None:
-        self.posted.append((event, message))
-
-    @property
-    def granted(self) -> list[GrantedRecord]:
-        return [record for _, message in self.posted if isinstance(message, Granted) for record in message.records]
-
-    @property
-    def refusals(self) -> list[Refused]:
-        return [message for _, message in self.posted if isinstance(message, Refused)]
-
-    @property
-    def is_complete(self) -> bool:
-        return any(event is LeaseEvent.COMPLETE for event, _ in self.posted)
 
 
 def start(tmp_path: Path, rank: type[HeldRank] = PromptRank) -> tuple[Leader, HeldRank]:
@@ -48,27 +24,27 @@ def start(tmp_path: Path, rank: type[HeldRank] = PromptRank) -> tuple[Leader, He
     return leader, leader.ranks[0]  # type: ignore[return-value]
 
 
-def open_lease(leader: Leader, peer: str = "10.0.0.7", prompt: tuple[int, ...] = PROMPT) -> Port:
-    port = Port()
+def open_lease(leader: Leader, peer: str = "10.0.0.7", prompt: tuple[int, ...] = PROMPT) -> SourceEnd:
+    port = SourceEnd(peer)
     want = WantPrefill(prompt, (), Sampling(max_tokens=9), "r")
-    leader.rooms.open_source(Open("lease", "i.1", Fingerprint(()), want, 0, 60_000), port, peer)
+    leader.sources.hear(port, (Open("lease", "i.1", HELLO.fingerprint, want, 0, 60_000),))
     return port
 
 
-async def complete(leader: Leader, peer: str = "10.0.0.7") -> Port:
+async def complete(leader: Leader, peer: str = "10.0.0.7") -> SourceEnd:
     port = open_lease(leader, peer)
     for _ in range(200):
         await turns()
         if port.is_complete:
             return port
-    raise AssertionError(port.posted)
+    raise AssertionError(port.said)
 
 
-def end(leader: Leader, port: Port, mismatch: Mismatch | None = None) -> None:
-    """As the lease thread ends it: the last word first, then the end."""
+def end(leader: Leader, port: SourceEnd, mismatch: Mismatch | None = None) -> None:
+    """As the lease thread hears it: the last word first, then the end."""
     if mismatch is not None:
-        leader.rooms.on_mismatch(port, mismatch)
-    leader.rooms.lease_ended(port)
+        leader.sources.hear(port, (mismatch,))
+    leader.sources.hear_end(port)
 
 
 async def settled(leader: Leader) -> None:
@@ -106,9 +82,9 @@ async def test_a_record_that_is_good_at_its_source_names_the_lane_to_that_peer(t
     await settled(leader)
     assert leader.counters["records_corrupt"] == 0
     assert leader.counters["lane_mismatches"] == 2
-    assert leader.rooms.suspicion.lanes == {"10.0.0.7": 2}
+    assert leader.sources.suspicion.lanes == {"10.0.0.7": 2}
     assert leader.state.ledger.count(RecordKind.PAGE).quarantined == 0
-    assert not leader.rooms.suspicion
+    assert not leader.sources.suspicion
 
 
 async def test_a_reader_can_only_cast_suspicion_on_what_its_own_lease_holds(tmp_path: Path) -> None:
@@ -124,7 +100,7 @@ async def test_a_reader_can_only_cast_suspicion_on_what_its_own_lease_holds(tmp_
     end(leader, port, Mismatch(foreign))
     await settled(leader)
     assert leader.counters["lane_mismatches"] == leader.counters["records_corrupt"] == 0
-    assert not leader.rooms.suspicion
+    assert not leader.sources.suspicion
 
 
 async def test_a_grant_of_a_suspect_record_waits_until_it_is_verified(tmp_path: Path) -> None:
@@ -139,7 +115,7 @@ async def test_a_grant_of_a_suspect_record_waits_until_it_is_verified(tmp_path: 
     assert not second.granted
     shared = next(record for record in first.granted if record.kind == "page")
     rank.pools[RecordKind.PAGE].memory(shared.record)[7] ^= 4
-    leader.rooms.on_mismatch(first, Mismatch((shared.name,)))
+    end(leader, first, Mismatch((shared.name,)))
     await turns()
     while rank.held:
         await rank.report()
@@ -147,7 +123,7 @@ async def test_a_grant_of_a_suspect_record_waits_until_it_is_verified(tmp_path: 
     # Its first token was out before anybody knew, so it cannot be tried again.
     assert [refusal.reason for refusal in second.refusals] == ["TokensSuspect"]
     for port in (first, second):
-        leader.rooms.lease_ended(port)
+        end(leader, port)
     await turns()
     while rank.held:
         await rank.report()
@@ -162,14 +138,14 @@ async def test_grants_of_a_record_that_was_suspected_wrongly_go_out_in_their_ord
         await rank.report()
     second = open_lease(leader, "10.0.0.8")
     await turns()
-    leader.rooms.on_mismatch(first, Mismatch(tuple(record.name for record in first.granted)))
+    end(leader, first, Mismatch(tuple(record.name for record in first.granted)))
     while not second.is_complete:
         await rank.report()
-    order = [event for event, _ in second.posted if event in (LeaseEvent.GRANTED, LeaseEvent.COMPLETE)]
-    assert order == sorted(order, key=lambda event: event is LeaseEvent.COMPLETE)
+    order = [type(message) for message in second.said if isinstance(message, Granted | Complete)]
+    assert order == sorted(order, key=lambda kind: kind is Complete)
     assert len(second.granted) == len(first.granted)
     for port in (first, second):
-        leader.rooms.lease_ended(port)
+        end(leader, port)
     await turns()
     while rank.held:
         await rank.report()
@@ -190,7 +166,7 @@ async def test_a_lease_whose_prefix_is_bad_is_refused_by_name_and_as_suspect_onc
     assert [refusal.reason for refusal in port.refusals] == ["TokensSuspect"]
     assert not meeting.granted
     for each in (port, meeting):
-        leader.rooms.lease_ended(each)
+        end(leader, each)
     await settled(leader)
 
 

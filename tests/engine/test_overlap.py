@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from leader_double import HeldRank, PromptRank, ask, make_leader, try_to_ask, turns
+from lease_double import Leases
 
 from sluice_engine.leader.generation import Generation
 from sluice_engine.leader.leader import Leader
@@ -20,7 +21,7 @@ from sluice_engine.pool import Pools
 from sluice_engine.step import PullSet, StepRecord, StepResult
 from sluice_engine.supervisor.engine_kind import engine_kind
 from sluice_protocol.generate import EndReason, Refused, Role
-from sluice_protocol.source import FirstToken, GrantedRecord
+from sluice_protocol.source import Complete, FirstToken, Granted, GrantedRecord, LeaseAdmitted, RecordName, Released
 from sluice_records import RecordKind, Trailer, extend_chain, record_identity
 from sluice_runtime.health.reading import Copy
 from sluice_runtime.health.recorder import Recorder
@@ -63,7 +64,7 @@ async def drive(tmp_path: Path, trace: list[tuple[int, int, int, int | None]], *
     leader.state.check_integrity()
     # Ranks hear of the last that were released with the next step.
     living = {ref for _, ref in leader.state.references()} | set(leader.state.ledger.take_released())
-    assert leader.rooms._closed.keys() | leader.rooms._closing.keys() <= living
+    assert leader.sources.closed.refs() <= living
     ends = {
         number: each.reason if isinstance(each, Refused) else (each.end, each.sent)
         for number, each in asked.items()
@@ -155,24 +156,17 @@ class Transport:
         return {}
 
 
-class Leases:
-    def open_reader(self, *told: object) -> None: ...
-
-    def reader_event(self, *told: object) -> None: ...
-
-
 def make_reader(tmp_path: Path) -> tuple[Leader, HeldRank, Transport]:
     leader = make_leader(tmp_path, Role.DECODE)
     rank = HeldRank(leader)
     transport = Transport(rank.pools)
     leader.ranks.append(rank)
-    leader.rooms.transfer, leader.rooms.leases = transport, Leases()  # type: ignore[assignment]
+    leader.readers.transfer, leader.readers.leases = transport, Leases()  # type: ignore[assignment]
     return leader, rank, transport
 
 
 def grant(leader: Leader, generation: Generation) -> str:
     """All records of its prompt. The lease's id."""
-    room = leader.rooms.readers[generation.sequence]
     state, prompt = leader.state, generation.spec.prompt
     assert len(prompt) < state.limits.page_tokens, "its one page is its tail"
     key = extend_chain(state.salt, prompt)
@@ -180,8 +174,10 @@ def grant(leader: Leader, generation: Generation) -> str:
         GrantedRecord(kind, at, 1, record_identity(state.layouts[kind], key), 7, len(prompt), 0)
         for at, kind in enumerate((RecordKind.PAGE, RecordKind.STATE))
     )
-    leader.rooms.on_granted(generation.sequence, "peer", records)
-    return room.lease_id
+    assert isinstance(leader.readers.leases, Leases)
+    lease_id = leader.readers.leases.streams[-1].lease_id
+    leader.readers.hear(lease_id, (LeaseAdmitted(), Granted(records)))
+    return lease_id
 
 
 async def decoding(tmp_path: Path) -> tuple[Leader, HeldRank, Transport, str]:
@@ -192,8 +188,9 @@ async def decoding(tmp_path: Path) -> tuple[Leader, HeldRank, Transport, str]:
     lease = grant(leader, generation)
     await turns()
     assert transport.pulled == [lease]  # nothing was under way
-    leader.rooms.on_first_token(generation.sequence, FirstToken(40, None, 0, 1, False), 1)
-    leader.rooms.on_committed(generation.sequence)
+    leader.readers.hear(lease, (FirstToken(40, None, 0, 1, False), Complete(2, 0, 3)))
+    leader.readers.on_records_done(lease, 2, 0)
+    leader.readers.hear(lease, (Released((RecordName("page", 0, 1), RecordName("state", 1, 1))),))
     await rank.report()
     await turns()
     assert len(rank.held) == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice_engine.leader.lease.pair_health import (
+from sluice_engine.leader.handoff.pair_health import (
     LEASE_S,
     MAX_DETAIL,
     MOST_FAILURES,

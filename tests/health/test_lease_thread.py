@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -23,10 +22,10 @@ from sluice_runtime.health.watch import Watch
 async def test_a_callback_that_raises_is_named_as_the_lease_thread(tmp_path: Path) -> None:
     watched = engine_rows(Role.PREFILL, "stream")
     recorder = Recorder.create(tmp_path / "recorder", RecorderNames(tuple(row.name for row in watched)))
-    rooms, loop = SimpleNamespace(sources={}, readers={}), asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
     died: asyncio.Future[Exception] = loop.create_future()
     row = recorder.row(LEASE_THREAD.name)
-    thread = LeaseThread(rooms, loop, Counter(), died.set_result, row)  # type: ignore[arg-type]
+    thread = LeaseThread(loop, Counter(), died.set_result, row)
     thread.start()
     thread.call(lambda: 1 // 0)
     assert isinstance(await asyncio.wait_for(died, 30), ZeroDivisionError)

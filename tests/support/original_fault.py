@@ -15,10 +15,9 @@ from typing import Any
 import grpc
 
 from sluice_engine.leader import main
-from sluice_engine.leader.lease import server
+from sluice_engine.leader.lease import source_stream
 from sluice_engine.leader.lease.thread import LeaseThread
 from sluice_engine.supervisor import supervise
-from sluice_protocol.lease import LeaseEvent
 from sluice_runtime.health.layout import Phase
 
 
@@ -26,8 +25,7 @@ async def read_with_an_assertion(lease: Any) -> None:
     try:
         while (message := await lease._context.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
             assert message.WhichOneof("kind") is not None, "unknown message"
-            lease._events.put_nowait(server._event_of(server.decode_reader_message(message)))
-        lease._events.put_nowait((LeaseEvent.STREAM_ENDED, None))
+            await lease._hear(source_stream.decode_reader_message(message))
     except AssertionError:
         lease._thread._loop.stop()  # the thread's function returns, as it did there
 
@@ -40,7 +38,7 @@ def run_and_tell_nobody(thread: LeaseThread) -> None:
 
 
 def be_leader(argv: list[str]) -> None:
-    server._SourceLease._read = read_with_an_assertion  # type: ignore[method-assign]
+    source_stream.SourceLeaseStream._read = read_with_an_assertion  # type: ignore[method-assign]
     LeaseThread._run = run_and_tell_nobody  # type: ignore[method-assign]
     main.main(argv)
 

@@ -5,19 +5,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from sluice_engine.leader.lease.client import LeaseClient
-from sluice_engine.leader.lease.server import SourceServer
+from sluice_engine.leader.handoff.ports import SourceStream, Why
+from sluice_engine.leader.lease.connections import Connections
+from sluice_engine.leader.lease.reader_stream import LeaseClient
+from sluice_engine.leader.lease.source_stream import SourceServer
 from sluice_engine.leader.lease.thread import LeaseThread
 from sluice_engine.leader.server import build_server
 from sluice_protocol import codec
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import Ended, EndReason, EngineHello, Load, Role, TokenBatch
-from sluice_protocol.lease import LeaseEvent
 from sluice_protocol.sampling import Sampling
-from sluice_protocol.source import Granted, GrantedRecord, LeaseAdmitted, SourceHello, WantPrefill
+from sluice_protocol.source import (
+    Granted,
+    GrantedRecord,
+    LeaseAdmitted,
+    Open,
+    ReaderMessage,
+    SourceHello,
+    SourceMessage,
+    WantPrefill,
+)
 from sluice_protocol.v1 import engine_pb2 as pb
 from sluice_protocol.v1 import engine_pb2_grpc
 from sluice_runtime.health.recorder import unrecorded
@@ -68,26 +78,41 @@ async def start_engine(role: Role, identity: IdentityKeeper | None) -> tuple[Dri
     return engine, f"127.0.0.1:{port}", server
 
 
-class HeardRooms:
-    """What a leader hears of its rooms, on either side."""
+class SourceHeard:
+    """`SourceEar`: what a source's leader hears of its leases."""
 
     def __init__(self) -> None:
-        self.sources: dict[Any, Any] = {}
-        self.readers: dict[Any, Any] = {}
         self.heard: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
 
-    def open_source(self, opened: Any, lease: Any, peer: str) -> None:
-        self.heard.put_nowait(("open", opened, lease))
-        lease.post(LeaseEvent.ADMITTED, LeaseAdmitted(77))
+    def hear(self, stream: SourceStream, messages: Sequence[ReaderMessage]) -> None:
+        for message in messages:
+            self.heard.put_nowait(("open" if isinstance(message, Open) else "said", message, stream))
+            if isinstance(message, Open):
+                stream.send(LeaseAdmitted(77))
 
-    def lease_ended(self, lease: Any) -> None:
-        self.heard.put_nowait(("ended", lease))
+    def hear_unknown(self, stream: SourceStream, detail: str) -> None:
+        self.heard.put_nowait(("unknown", detail, stream))
 
-    def on_granted(self, sequence: int, incarnation: str, records: Any) -> None:
-        self.heard.put_nowait(("granted", sequence, records))
+    def hear_end(self, stream: SourceStream) -> None:
+        self.heard.put_nowait(("ended", stream))
 
-    def on_failed(self, sequence: int, reason: str, detail: str) -> None:
-        self.heard.put_nowait(("failed", sequence, reason, detail))
+
+class ReaderHeard:
+    """`ReaderEar`: what a reader's leader hears of its leases. An Admitted is not told of."""
+
+    def __init__(self) -> None:
+        self.heard: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
+
+    def hear(self, lease_id: str, messages: Sequence[SourceMessage]) -> None:
+        for message in messages:
+            if isinstance(message, Granted):
+                self.heard.put_nowait(("granted", lease_id, message.records))
+
+    def hear_unknown(self, lease_id: str, detail: str) -> None:
+        self.heard.put_nowait(("unknown", lease_id, detail))
+
+    def hear_end(self, lease_id: str, why: Why) -> None:
+        self.heard.put_nowait(("failed", lease_id, why.reason, why.detail))
 
 
 class LeaseEnds:
@@ -95,40 +120,38 @@ class LeaseEnds:
 
     def __init__(self, source: IdentityKeeper | None, reader: IdentityKeeper | None) -> None:
         self._identities = (source, reader)
-        self.source, self.reader = HeardRooms(), HeardRooms()
+        self.source, self.reader = SourceHeard(), ReaderHeard()
         self.attached: list[str] = []
         self.deaths: list[Exception] = []
 
     async def __aenter__(self) -> LeaseEnds:
         loop = asyncio.get_running_loop()
-        self._threads = [
-            LeaseThread(rooms, loop, Counter(), self.deaths.append, unrecorded("lease.thread"))  # type: ignore[arg-type]
-            for rooms in (self.source, self.reader)
-        ]
+        self._threads = [LeaseThread(loop, Counter(), self.deaths.append, unrecorded("lease.thread")) for _ in range(2)]
         for thread in self._threads:
             thread.start()
         hello = SourceHello(FINGERPRINT, "s1", (), "stream", "agent", b"", 77)
-        self._server = SourceServer(self._threads[0], lambda: hello, None, self._identities[0])
+        self._server = SourceServer(self._threads[0], self.source, lambda: hello, None, self._identities[0])
         self.address = await self._threads[0].run(self._server.start("127.0.0.1", KEY))
         attach = lambda told: self.attached.append(told.incarnation)  # noqa: E731
-        self.client = LeaseClient(self._threads[1], FINGERPRINT, KEY, attach, identity=self._identities[1])
+        connections = Connections(self._threads[1], FINGERPRINT, KEY, attach, self._identities[1])
+        self.client = LeaseClient(self._threads[1], connections, self.reader)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         assert self.deaths == []
-        await self._threads[0].run(self._server._server.stop(0))  # type: ignore[union-attr]
+        await self._threads[0].run(self._server.stop())
         for thread in self._threads:
             thread.call(thread._loop.stop)
             await asyncio.to_thread(thread._thread.join, 10)
 
     def open(self, sequence: int, address: str = "") -> None:
         want = WantPrefill((1, 2, 3), (), Sampling(max_tokens=2))
-        self.client.open_reader(sequence, f"lease-{sequence}", address or self.address, want, 0)
+        self.client.open(f"lease-{sequence}", address or self.address, want, 0)
 
-    async def heard(self, rooms: HeardRooms, what: str) -> tuple[Any, ...]:
+    async def heard(self, ear: SourceHeard | ReaderHeard, what: str) -> tuple[Any, ...]:
         """The next that is heard there has to be `what`."""
         async with asyncio.timeout(20):
-            told = await rooms.heard.get()
+            told = await ear.heard.get()
         assert told[0] == what, told
         return told
 
@@ -140,5 +163,5 @@ class LeaseEnds:
     async def grant(self, lease: Any, index: int) -> None:
         """One record more, which the reader hears of."""
         record = GrantedRecord("page", index, 1, b"i" * 16, 7, 4, index)
-        lease.post(LeaseEvent.GRANTED, Granted((record,)))
+        lease.send(Granted((record,)))
         assert (await self.heard(self.reader, "granted"))[2][0].record == index

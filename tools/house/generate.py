@@ -17,7 +17,7 @@ from grpc_tools import protoc
 
 from sluice_operator.api import crd, reference
 from sluice_operator.decide import reasons
-from sluice_protocol import lease
+from sluice_protocol import handoff
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOS = ("sluice_protocol/v1/engine.proto", "sluice_protocol/v1/fleet.proto", "sluice_protocol/v1/source.proto")
@@ -40,7 +40,7 @@ def render_protos() -> dict[str, str]:
 
 def main() -> int:
     rendered = render_protos() | {
-        "docs/protocol.md": lease.render_markdown(),
+        "docs/protocol.md": handoff.render_markdown(),
         "docs/metrics.md": metrics_page.render_markdown(),
         "docs/modeldeployment.md": reference.render_markdown(),
         "docs/kubernetes/troubleshooting.md": reasons.render_troubleshooting(),

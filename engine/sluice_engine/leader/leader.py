@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,8 +15,9 @@ from typing import Protocol
 from sluice_engine.errors import LedgerError
 from sluice_engine.leader.corruption import RECORD_CORRUPT, TOKENS_SUSPECT
 from sluice_engine.leader.generation import Generation
+from sluice_engine.leader.handoff.reader import ReaderHandoffs
+from sluice_engine.leader.handoff.source import SourceHandoffs
 from sluice_engine.leader.inspect import summary
-from sluice_engine.leader.lease.rooms import Rooms
 from sluice_engine.leader.load import describe_load
 from sluice_engine.leader.marks import LeaderMarks
 from sluice_engine.leader.publish import Published
@@ -78,7 +80,9 @@ class Leader:
             lockstep=spec.lockstep,
         )
         self.requests = Requests(self.loop.generations)
-        self.rooms = Rooms(self)
+        shared = self.tell, self.clock, self.counters, self.marks
+        self.sources = SourceHandoffs(self.loop, self.admit, *shared, tracer)
+        self.readers = ReaderHandoffs(self.loop, self.requests, *shared, spec.transport, on_pair_change)
         self.ranks: list[RankLink] = []
         self._drain_until: float | None = None
         self._turn_due = False
@@ -86,7 +90,6 @@ class Leader:
         self._dead = False
         self._on_death = on_death
         self._on_drain = on_drain
-        self.on_pair_change = on_pair_change
         self._events = asyncio.get_running_loop()
 
     @property
@@ -107,7 +110,7 @@ class Leader:
             return Refused("WrongRole", "a prefill engine serves leases, not Generate: ask a decode engine")
         if mode is Mode.READER and not request.source_address:
             return Refused("NoSource", "source_address is empty: a decode engine needs its pair's prefill engine")
-        if mode is Mode.READER and not self.rooms.can_pull:
+        if mode is Mode.READER and not self.readers.can_pull:
             self.counters["transport_away"] += 1
             return Refused("TransportAway", "this engine's transport is being started again", TRANSPORT_MS)
         if (objection := self.requests.objection_to(request)) is not None:
@@ -125,7 +128,7 @@ class Leader:
             request.source_address,
             request.request_id,
             self.clock(),
-            route=Route(decode_pid=self.rooms.pid),
+            route=Route(decode_pid=os.getpid()),
             span=self.tracer.begin(
                 f"{self.spec.role} generate", request.trace_context, request=request.request_id, **sizes
             ),
@@ -167,7 +170,7 @@ class Leader:
             self._stop(generation)
 
     def _stop(self, generation: Generation) -> None:
-        self.rooms.cancel(generation.sequence)
+        self.readers.cancel(generation.sequence)
         self.tell(Aborted(generation.sequence))
 
     # -- drain -----------------------------------------------------------------------------------------------------
@@ -193,7 +196,7 @@ class Leader:
         for generation in list(self.generations.values()):
             self.requests.end(generation, EndReason.FAILED, "Draining", detail)
             self._stop(generation)
-        self.rooms.refuse_sources("Draining", detail)
+        self.sources.refuse_all("Draining", detail)
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -224,7 +227,8 @@ class Leader:
         planned = turn.planned
         for gone in planned.gone:
             self._on_gone(gone)
-        self.rooms.on_plan(planned)
+        self.sources.on_plan(planned)
+        self.readers.on_plan(planned)
         if planned.record.is_empty:
             if self.loop.is_computing:
                 self.marks.published()
@@ -235,7 +239,7 @@ class Leader:
             elif not self.state.sequences and self.loop.has_moved:
                 self._check_when_idle()
             return
-        self.rooms.pull(turn.pulls)
+        self.readers.pull(turn.pulls)
         frame = fault_points.change("leader.frame", turn.frame)
         if frame:
             for link in self.ranks:
@@ -261,7 +265,7 @@ class Leader:
         self.counters["steps"] += 1
         if outcome.planned.record.checks:
             self.counters["records_checked"] += len(outcome.planned.record.checks)
-        self.rooms.pull(outcome.pulls)
+        self.readers.pull(outcome.pulls)
         self._kick()  # before anybody hears of this step: ranks wait for the next plan, not for who writes the tokens
         for entry in outcome.bad:
             self._name_corrupt(entry)
@@ -269,7 +273,7 @@ class Leader:
             self._end_tainted(tainted)
         if outcome.memory is not None:
             self.die(outcome.memory)
-        self.rooms.on_result(outcome.planned, outcome.result, {entry.ref for entry in outcome.bad})
+        self.sources.on_result(outcome.planned, outcome.result, {entry.ref for entry in outcome.bad})
         self._publish(outcome.published)
         self.marks.published()
 
@@ -286,13 +290,13 @@ class Leader:
         sequence = tainted.sequence
         generation, state = self.generations.get(sequence), self.state.sequences[sequence]
         if state.mode is Mode.SOURCE:
-            self.rooms.refuse_tainted(sequence, tainted.detail, has_read=tainted.has_read)
+            self.sources.refuse_tainted(sequence, tainted.detail, has_read=tainted.has_read)
             return
         # A reader's first token was computed by its source.
         published = generation is not None and generation.sent > int(state.mode is Mode.READER)
         reason = TOKENS_SUSPECT if published and tainted.has_read else RECORD_CORRUPT
-        if sequence in self.rooms.readers:
-            self.rooms.on_failed(sequence, reason, tainted.detail)
+        if sequence in self.readers:
+            self.readers.fail(sequence, reason, tainted.detail)
         else:
             if generation is not None:
                 self.requests.end(generation, EndReason.FAILED, reason, tainted.detail)
@@ -303,7 +307,7 @@ class Leader:
             sequence = self.state.sequences.get(generation.sequence)
             if sequence is not None and sequence.mode is Mode.UNIFIED:
                 generation.cached_tokens = sequence.cached_tokens
-                generation.route = Route(decode_pid=self.rooms.pid, chunks=sequence.chunks)
+                generation.route = Route(decode_pid=os.getpid(), chunks=sequence.chunks)
         self.requests.publish(published)
 
     def _on_gone(self, gone: Gone) -> None:
@@ -340,6 +344,8 @@ class Leader:
             self.marks.resting(self.loop.num_runnable(waiting))
         if self.loop.scrub(self.clock()):
             self._kick()
+        self.sources.look()
+        self.readers.look()
         self.mirror_books()
 
     def _describe(self, passed: Sequence | None) -> str:
@@ -350,13 +356,13 @@ class Leader:
 
     def _request_of(self, sequence: int) -> str:
         """The id that leads from one process to the next; "" where nobody asked from outside."""
-        generation, room = self.generations.get(sequence), self.rooms.sources.get(sequence)
-        return generation.request_id if generation is not None else room.ids["request"] if room is not None else ""
+        generation = self.generations.get(sequence)
+        return self.sources.request_of(sequence) if generation is None else generation.request_id
 
     def mirror_books(self, *, now: bool = False) -> None:
         """At most every MIRROR_S, for it is not free."""
         if now or self.marks.is_mirror_due():
-            self.marks.mirror(summary(self), self.rooms.describe())
+            self.marks.mirror(summary(self), self.sources.describe() + self.readers.describe())
 
     def _check_when_idle(self) -> None:
         """The books, once nothing has happened for IDLE_CHECK_S: looking at every record takes milliseconds."""
@@ -381,9 +387,8 @@ class Leader:
 
     @property
     def is_empty(self) -> bool:
-        """Idle, and nobody has a hold on anything: no generation, room, lease, or transfer that may still land."""
-        rooms, ledger = self.rooms, self.state.ledger
-        held = self.generations or rooms.sources or rooms.readers
+        """Idle, and nobody has a hold on anything: no generation, handoff, or transfer that may still land."""
+        ledger, held = self.state.ledger, self.generations or len(self.sources) or len(self.readers)
         return self.is_idle and not held and not any(ledger.count(kind).stranded for kind in RecordKind)
 
     def oldest_waiting_s(self) -> float:

@@ -37,7 +37,7 @@ def describe_load(leader: Leader) -> Load:
         running_pages=running_pages,
         reserved_pages=reserved_pages,
         not_ready=word is not Readiness.READY,
-        failing_sources=tuple(trouble.source for trouble in leader.rooms.pairs.failing(leader.clock())),
+        failing_sources=tuple(trouble.source for trouble in leader.readers.pairs.failing(leader.clock())),
     )
 
 

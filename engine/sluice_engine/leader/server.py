@@ -92,7 +92,7 @@ class EngineService(engine_pb2_grpc.EngineServicer):
 
     async def Load(self, request: engine_pb2.LoadRequest, context: Any) -> engine_pb2.LoadReply:
         if request.sources:
-            self._leader.rooms.look_after(request.sources[:MOST_SOURCES])
+            self._leader.readers.look_after(request.sources[:MOST_SOURCES])
         return encode_load(self._leader.load())
 
     async def Drain(self, request: engine_pb2.DrainRequest, context: Any) -> engine_pb2.DrainReply:

@@ -1,4 +1,4 @@
-"""Everything about rooms that touches the outside: lease thread, source server or lease client, link to the transport.
+"""Everything about handoffs that touches the outside: lease thread, source server or lease client, link to the sidecar.
 
 grpc is met only through the lease package, NIXL only in the sidecar.
 """
@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from sluice_engine.leader.handoff.reader import MIN_ANSWER_S, MIN_SILENT_S
 from sluice_engine.leader.leader import Leader
-from sluice_engine.leader.lease.client import MIN_ANSWER_S, MIN_SILENT_S, LeaseClient
-from sluice_engine.leader.lease.server import SourceServer
+from sluice_engine.leader.lease.connections import Connections
+from sluice_engine.leader.lease.reader_stream import LeaseClient
+from sluice_engine.leader.lease.source_stream import SourceServer
 from sluice_engine.leader.lease.thread import LeaseThread
 from sluice_engine.leader.scheduling.sequence import Fenced, StrandingEnded
 from sluice_engine.pool import Pools, map_pools
@@ -77,13 +79,13 @@ class Transport:
         self._on_death = on_death
         self._on_fence_wanted = on_fence_wanted
         (row,) = rows_of(spec.recorder_path, LEASE_THREAD.name)
-        self._thread = LeaseThread(leader.rooms, asyncio.get_running_loop(), leader.counters, on_death, row)
+        self._thread = LeaseThread(asyncio.get_running_loop(), leader.counters, on_death, row)
         self._link: TransferLink | None = None
         self._pools: Pools = {}
         self._peers: dict[str, SourceHello] = {}
         self._pinged: dict[str, str] = {}  # incarnation -> address of the source
         self._pulled_from: dict[str, str] = {}  # lease -> incarnation of the source
-        self._client: LeaseClient | None = None
+        self._connections: Connections | None = None
         self._server: SourceServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -92,22 +94,23 @@ class Transport:
             self._pools = map_pools(self._memory_fd, self.resolved.layouts, self.resolved.pools)
         await self._connect(self._start_s)
         self._thread.start()
-        self.leader.rooms.transfer = self
+        self.leader.readers.transfer = self
         if self.spec.role is Role.PREFILL:
             # Kept: a gRPC server that nobody holds is shut down.
             read = self._read_records if self.spec.transport == "stream" else None
-            self._server = SourceServer(self._thread, self._hello, read, self._identity)
+            self._server = SourceServer(self._thread, self.leader.sources, self._hello, read, self._identity)
             self.source_address = await self._thread.run(
                 self._server.start(self.spec.host, self.spec.key, self.spec.ports.source)
             )
         else:
-            floor_s = self.spec.health.floor_s
+            readers, floor_s = self.leader.readers, self.spec.health.floor_s
             # A source that is stuck is named by its own supervisor first, which takes a floor.
-            patience = max(MIN_ANSWER_S, floor_s / 2), max(MIN_SILENT_S, 2 * floor_s)
-            asks = (self.resolved.fingerprint, self.spec.key, self.attach, self._feed, *patience, self._identity)
-            client = LeaseClient(self._thread, *asks)
-            self.leader.rooms.leases = self._client = client
-            client.watch(self.leader.rooms.on_pair, self.leader.rooms.pairs.forget, self._ping)
+            readers.answer_s, readers.silent_s = max(MIN_ANSWER_S, floor_s / 2), max(MIN_SILENT_S, 2 * floor_s)
+            fingerprint = self.resolved.fingerprint
+            connections = Connections(self._thread, fingerprint, self.spec.key, self.attach, self._identity)
+            self._connections = connections
+            client = readers.leases = LeaseClient(self._thread, connections, readers)
+            client.watch(readers.on_pair, readers.pairs.forget, self._ping)
 
     def describe(self) -> dict[str, object]:
         if self._link is None:
@@ -140,7 +143,7 @@ class Transport:
 
     def stop(self, lease_id: str) -> None:
         if not self._with_link(lambda link: link.stop(lease_id)):
-            self.leader.rooms.on_pulls_terminal(lease_id, ())  # without a transport nothing can land
+            self.leader.readers.on_pulls_terminal(lease_id, ())  # without a transport nothing can land
 
     def forget(self, lease_id: str) -> None:
         self._pulled_from.pop(lease_id, None)
@@ -151,8 +154,8 @@ class Transport:
 
     def _meet_again(self, incarnation: str, reason: str) -> None:
         """A connection that broke under a living source comes back only by a new Hello, which attaches it again."""
-        if reason == "PeerLost" and incarnation and self._client is not None:
-            self._client.forget_source(incarnation)
+        if reason == "PeerLost" and incarnation and self._connections is not None:
+            self._connections.forget_source(incarnation)
 
     def _ping(self, source: str, incarnation: str) -> None:
         """Its Hello came: is the lane there too?"""
@@ -193,9 +196,8 @@ class Transport:
         """The sidecar is dead, and with it every handle: fail what it was doing, then meet its successor."""
         self._link = None
         self._pinged.clear()
-        rooms = self.leader.rooms
-        rooms.end_all_sources()
-        rooms.on_transport_lost()
+        self.leader.sources.end_all()
+        self.leader.readers.on_transport_lost()
         self.leader.tell(Fenced())
         self._spawn(self._reconnect())
 
@@ -216,8 +218,8 @@ class Transport:
             # Pulls from it fail by name; the next room says Hello again, and attaches again.
             print(f"transport: source {peer.incarnation} refused: {error!r}", flush=True)
             self._peers.pop(peer.incarnation, None)
-            if self._client is not None:
-                self._client.forget_source(peer.incarnation)
+            if self._connections is not None:
+                self._connections.forget_source(peer.incarnation)
 
     def _with_link(self, do: Callable[[TransferLink], None]) -> bool:
         if self._link is None or self._link.closed.done():
@@ -244,28 +246,26 @@ class Transport:
             self._on_death(error)
 
     def _handle(self, event: PullEvent) -> None:
-        rooms = self.leader.rooms
+        readers = self.leader.readers
         match event:
             case RecordsDone(lease_id, num_records, num_bytes):
-                rooms.on_records_done(lease_id, num_records, num_bytes)
+                readers.on_records_done(lease_id, num_records, num_bytes)
             case PullFailed(lease_id, reason, detail, mismatched):
                 self._meet_again(self._pulled_from.get(lease_id, ""), reason)
-                rooms.on_pull_failed(lease_id, reason, detail, mismatched)
+                readers.on_pull_failed(lease_id, reason, detail, mismatched)
             case PullsTerminal(lease_id, stranded):
-                rooms.on_pulls_terminal(lease_id, stranded)
+                readers.on_pulls_terminal(lease_id, stranded)
             case StrandedEnded(_, records):
                 ledger = self.leader.state.ledger
                 self.leader.tell(StrandingEnded(tuple(ledger.ref(kind, record) for kind, record in records)))
             case FetchWanted(lease_id, fetch):
-                sequence = rooms.sequence_of(lease_id)
-                if sequence is not None and self._client is not None:
-                    self._client.fetch(sequence, fetch)
+                readers.on_fetch_wanted(lease_id, fetch)
             case FenceWanted(peer, stranded):
                 self._on_fence_wanted(f"{stranded} records stranded by {peer}")
             case Pinged(peer, reason, detail):
                 self._meet_again(peer, reason)
                 if (source := self._pinged.pop(peer, None)) is not None:
-                    rooms.on_pair(source, reason, detail)
+                    readers.on_pair(source, reason, detail)
             case PeerRefused():
                 pass  # its leases fail by themselves; the fence follows when it stays so
 
@@ -277,13 +277,13 @@ class Transport:
         return None if link is None else link.hello.source_hello(self.resolved.fingerprint)
 
     async def _read_records(self, names: tuple[RecordName, ...]) -> AsyncIterator[RecordBytes]:
-        """Byte stream: the lease holds every name, so none of these lives can end while its stream lives."""
+        """Byte stream: contents of records that a lease holds. When the lease ends, so does the stream of these."""
         held = {(RecordKind(name.kind), name.record): name.generation for name in names}
         for data in read_ranges(self._pools, names, lambda kind, record: held.get((kind, record))):
             yield data
 
-    def _feed(self, lease_id: str, data: RecordBytes) -> None:
+    def feed(self, lease_id: str, data: RecordBytes) -> None:
         try:
             self._with_link(lambda link: link.feed(lease_id, data))
         except TransferError as error:
-            self.leader.rooms.on_pull_failed(lease_id, error.reason, str(error))
+            self.leader.readers.on_pull_failed(lease_id, error.reason, str(error))

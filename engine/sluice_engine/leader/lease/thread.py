@@ -15,7 +15,6 @@ import uvloop
 
 from sluice_engine.errors import EngineError
 from sluice_engine.leader.lease.at_hand import AtHand
-from sluice_engine.leader.lease.rooms import Rooms
 from sluice_runtime import fault_points
 from sluice_runtime.health.layout import Field, Phase
 from sluice_runtime.health.recorder import Row
@@ -28,18 +27,17 @@ class LeaseThreadDead(EngineError):
 
 
 class LeaseThread:
-    """Owns the loop. What it adds to `counters` has names that nobody else writes."""
+    """Owns the loop. It only reads `counters`, which are the leader's."""
 
     def __init__(
         self,
-        rooms: Rooms,
         leader_loop: asyncio.AbstractEventLoop,
         counters: Counter[str],
         on_death: Callable[[Exception], None],
         row: Row,
     ) -> None:
-        self.rooms = rooms
         self.counters = counters
+        self.streams = 0  # that are open
         self.at_hand = AtHand()
         self._row = row
         self._leader_loop = leader_loop
@@ -97,5 +95,5 @@ class LeaseThread:
         self._row.tick()
         self.at_hand.tell(self._row)
         self._row.count(Field.COUNT_A, self.counters["unknown_messages"])
-        self._row.count(Field.COUNT_B, len(self.rooms.sources) + len(self.rooms.readers))
+        self._row.count(Field.COUNT_B, self.streams)
         self._loop.call_later(TICK_S, self._guard_own, self._tick)

@@ -9,8 +9,10 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sluice_engine.leader.lease.thread import LeaseThread
+
 if TYPE_CHECKING:
-    from sluice_engine.leader.lease.client import LeaseClient
+    from sluice_engine.leader.lease.connections import Connections
 
 # Between two looks at the same sources, and what each of many adds to it; after a failure the next look comes sooner.
 PERIOD_S, EACH_S, DOUBT_S = 1.0, 0.1, 0.5
@@ -36,14 +38,16 @@ class SourceWatch:
 
     def __init__(
         self,
-        client: LeaseClient,
+        thread: LeaseThread,
+        connections: Connections,
         on_pair: Callable[[str, str, str], None],
         forget: Callable[[str], None],
         ping: Callable[[str, str], None],
     ) -> None:
         """`on_pair(source, reason, detail)`: a look at it failed. `ping(source, incarnation)`: its Hello came, now try
         the lane. `forget(source)`: it is looked at no more."""
-        self._client, self._on_pair, self._forget, self._ping = client, on_pair, forget, ping
+        self._thread, self._connections = thread, connections
+        self._on_pair, self._forget, self._ping = on_pair, forget, ping
         self._used: dict[str, float] = {}
         self._answered: dict[str, float] = {}
         self._doubts = False
@@ -75,36 +79,36 @@ class SourceWatch:
         if now - last > (GONE_S if reason == "SourceLost" else SILENT_S):
             self._drop(source)
         else:
-            self._client.thread.tell_leader(self._on_pair, source, reason, detail)
+            self._thread.tell_leader(self._on_pair, source, reason, detail)
 
     async def _try(self, source: str) -> tuple[str, str]:
         """(reason, detail) of what went wrong; empty where the lane is being tried."""
-        client = self._client
+        connections = self._connections
         try:
-            peer = client.enter(source)
+            connection = connections.enter(source)
         except Exception as error:
             return _why(error)
         try:
             async with asyncio.timeout(TRY_S):
-                hello = await asyncio.shield(peer.hello)
-                again = await client.ask_hello(peer.stub, TRY_S)
+                hello = await asyncio.shield(connection.hello)
+                again = await connections.ask_hello(connection.stub, TRY_S)
         except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and not peer.hello.cancelled():
+            if isinstance(error, asyncio.CancelledError) and not connection.hello.cancelled():
                 raise  # This watch is ended, not its source's Hello.
-            client.distrust(source, peer)
+            connections.distrust(source, connection)
             return _why(error)
         finally:
-            await client.leave(peer)
+            await connections.leave(connection)
         if again.incarnation != hello.incarnation:
-            client.distrust(source, peer)  # The next look, or lease, meets the new one.
+            connections.distrust(source, connection)  # The next look, or lease, meets the new one.
         else:
-            client.thread.tell_leader(self._ping, source, hello.incarnation)
+            self._thread.tell_leader(self._ping, source, hello.incarnation)
         return "", ""
 
     def _drop(self, source: str) -> None:
         self._used.pop(source, None)
         self._answered.pop(source, None)
-        self._client.thread.tell_leader(self._forget, source)
+        self._thread.tell_leader(self._forget, source)
 
 
 def _why(error: BaseException) -> tuple[str, str]:
