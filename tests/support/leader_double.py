@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,14 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def make_leader(tmp_path: Path, role: Role = Role.UNIFIED, *, marks: LeaderMarks | None = None, **spec: Any) -> Leader:
+def make_leader(
+    tmp_path: Path,
+    role: Role = Role.UNIFIED,
+    *,
+    marks: LeaderMarks | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    **spec: Any,
+) -> Leader:
     test = asyncio.current_task()
     assert test is not None
 
@@ -73,7 +81,7 @@ def make_leader(tmp_path: Path, role: Role = Role.UNIFIED, *, marks: LeaderMarks
 
     told: dict[str, Any] = {"memory_bytes": 80_000, "max_running": 4} | spec  # nine pages
     built = EngineSpec(role=role, name="e", run_dir=str(tmp_path), scripted=ScriptedSpec(), **told)
-    leader = Leader(built, resolve(built), "e.1", on_death=died, marks=marks)
+    leader = Leader(built, resolve(built), "e.1", on_death=died, marks=marks, clock=clock)
     leader.attach("gw", TokenSink().put)
     return leader
 
