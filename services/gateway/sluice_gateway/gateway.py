@@ -14,7 +14,7 @@ from sluice_gateway.http.keep_alive import Life
 from sluice_gateway.openai import errors
 from sluice_gateway.openai.client_names import ClientNames
 from sluice_gateway.openai.requests import Limits, Options
-from sluice_gateway.routing.answer import Ask, Choice, Outcome
+from sluice_gateway.routing.answer import Choice, Outcome
 from sluice_gateway.routing.board import StatusBoard
 from sluice_gateway.routing.dispatch import Clock, Dispatcher
 from sluice_gateway.routing.engine import ClientFactory
@@ -36,8 +36,9 @@ from sluice_gateway.text.prepare import Preparation, Prepared
 from sluice_gateway.text.tokenizer import Tokenizer
 from sluice_gateway.text.track import Sink, Track, TrackPlan
 from sluice_protocol.fleet import FleetReport
-from sluice_protocol.generate import EngineHello, Role
+from sluice_protocol.generate import EngineHello, GenerateRequest, Role
 from sluice_protocol.outputs import OutputLimit
+from sluice_protocol.sampling import Sampling
 from sluice_runtime.health.recorder import Recorder
 from sluice_runtime.rpc.self_call import SelfCall
 from sluice_runtime.tls.keeper import IdentityKeeper
@@ -228,19 +229,22 @@ class Gateway:
         `life` hears of the choices."""
         if self.stopping:
             raise errors.unavailable("The gateway is shutting down.", "shutting_down")
-        asks = [self._ask(job, index) for index in range(job.num_choices)]
+        requests = [self._request(job, index) for index in range(job.num_choices)]
         choices = [
             Choice(
-                ask,
-                self._track(job, ask, make_sink(index)),
+                request,
+                job.deadline_s,
+                self.settings.fault_budget,
+                job.began_at,
+                self._track(job, request.sampling, make_sink(index)),
                 self.dispatcher,
                 self._clock,
                 self.random,
                 self.counters,
                 self.latencies,
-                Story(ask.request_id, len(ask.prompt_ids), self.tracer, job.names),
+                Story(request.request_id, len(request.prompt_ids), self.tracer, job.names),
             )
-            for index, ask in enumerate(asks)
+            for index, request in enumerate(requests)
         ]
         if life is not None:
             life.signs = [choice.moves for choice in choices]
@@ -264,7 +268,8 @@ class Gateway:
             for ticket in tickets:
                 self.dispatcher.drop(ticket)
 
-    def _ask(self, job: Job, index: int) -> Ask:
+    def _request(self, job: Job, index: int) -> GenerateRequest:
+        """Of one choice, before it has a pair."""
         prompt_index, choice = divmod(index, job.options.n)
         options = job.options
         sampling = replace(
@@ -274,23 +279,17 @@ class Gateway:
             stop_token_ids=tuple(sorted(self._stop_ids(options))),
             max_tokens=job.max_tokens[prompt_index],
         )
-        return Ask(
-            f"{job.request_id}-{index}",
-            self.settings.gateway_id,
-            job.prompts[prompt_index],
-            sampling,
-            job.deadline_s,
-            self.settings.fault_budget,
-            job.began_at,
+        return GenerateRequest(
+            f"{job.request_id}-{index}", self.settings.gateway_id, job.prompts[prompt_index], (), sampling
         )
 
     def _stop_ids(self, options: Options) -> frozenset[int]:
         eos = frozenset() if options.ignore_eos else self.tokenizer.eos_ids
         return eos | frozenset(options.stop_token_ids)
 
-    def _track(self, job: Job, ask: Ask, sink: Sink) -> Track:
+    def _track(self, job: Job, sampling: Sampling, sink: Sink) -> Track:
         plan = TrackPlan(
-            limit=OutputLimit.of(ask.sampling),
+            limit=OutputLimit.of(sampling),
             stop=job.options.stop,
             reasons=job.thinking,
             top_logprobs=job.options.sampling.top_logprobs,

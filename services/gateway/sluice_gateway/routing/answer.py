@@ -17,23 +17,8 @@ from sluice_gateway.status.counters import Counters
 from sluice_gateway.status.histograms import Latencies
 from sluice_gateway.text.track import Track
 from sluice_protocol.generate import Ended, GenerateRequest, Route
-from sluice_protocol.sampling import Sampling
 
 Clock = Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What one choice asks of the engines. `patience_s` bounds each wait for a place, counted from the last token.
-    `began_at`: when the request's body was there."""
-
-    request_id: str
-    gateway_id: str
-    prompt_ids: tuple[int, ...]
-    sampling: Sampling
-    patience_s: float
-    fault_budget: int
-    began_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +37,10 @@ class Choice:
 
     def __init__(
         self,
-        ask: Ask,
+        request: GenerateRequest,
+        patience_s: float,
+        fault_budget: int,
+        began_at: float,
         track: Track,
         dispatcher: Dispatcher,
         clock: Clock,
@@ -61,8 +49,11 @@ class Choice:
         latencies: Latencies,
         story: Story,
     ) -> None:
+        """`request` is the first try's, without a pair. `patience_s` bounds each wait for a place, counted from the
+        last token. `began_at`: when the request's body was there."""
         self._latencies = latencies
-        self._ask = ask
+        self._request = request
+        self._patience_s, self._fault_budget, self._began_at = patience_s, fault_budget, began_at
         self._story = story
         self._track = track
         self._dispatcher = dispatcher
@@ -83,7 +74,7 @@ class Choice:
         if self._is_over:
             return False
         if self._placement is None:
-            return self._clock() < self._progress_at + self._ask.patience_s and self._dispatcher.usable() is None
+            return self._clock() < self._progress_at + self._patience_s and self._dispatcher.usable() is None
         return self._placement.is_well
 
     async def run(self, ticket: Ticket) -> Outcome:
@@ -95,7 +86,7 @@ class Choice:
         finally:
             self._is_over = True
         self._story.end(reason, outcome.completion_tokens, outcome.tries)
-        self._latencies.request.add(self._clock() - self._ask.began_at)
+        self._latencies.request.add(self._clock() - self._began_at)
         self._latencies.output_tokens.add(outcome.completion_tokens)
         return outcome
 
@@ -120,9 +111,7 @@ class Choice:
             repeat = self._faults.repeats(culprit)
             had_it = had_in_work(result, placement.pair, culprit, num_tokens)
             victims = self._faults.with_fault(culprit, had_it).victims
-            step = judge(
-                result, self._track.finished, self._tries, self._spent, self._ask.fault_budget, repeat, victims
-            )
+            step = judge(result, self._track.finished, self._tries, self._spent, self._fault_budget, repeat, victims)
             if isinstance(step, Done):
                 self._track.end(step.reason)
                 return self._outcome(result, placement), step.reason
@@ -145,24 +134,20 @@ class Choice:
             ticket = self._dispatcher.enter_again(waiting)
 
     async def _try(self, placement: Placement) -> TryResult:
-        ask = self._ask
-        request = GenerateRequest(
-            request_id=ask.request_id,
-            gateway_id=ask.gateway_id,
-            prompt_ids=ask.prompt_ids,
-            output_ids=tuple(self._track.output_ids),
-            sampling=ask.sampling,
+        produced = tuple(self._track.output_ids)
+        request = replace(
+            self._request,
+            output_ids=produced,
             source_address=placement.pair.source_address,
-            trace_context=self._story.begin_try(self._tries, placement.pair, len(self._track.output_ids)),
+            trace_context=self._story.begin_try(self._tries, placement.pair, len(produced)),
         )
-
         began_at = self._clock()
 
         def on_first() -> None:
             now = self._clock()
             self._latencies.prefill.add(now - began_at)
             if not self._track.output_ids:
-                self._latencies.first_token.add(now - ask.began_at)
+                self._latencies.first_token.add(now - self._began_at)
             self._story.first_token()
             self._dispatcher.prefilled(placement)
 
@@ -172,12 +157,12 @@ class Choice:
         hello = placement.pair.decode.hello
         produced = self._track.output_ids
         wanted = Wanted(
-            self._ask.prompt_ids + tuple(produced),
+            self._request.prompt_ids + tuple(produced),
             hello.fingerprint if produced and hello is not None else None,
             self._avoid,
         )
         now = self._clock()
-        deadline = self._progress_at + self._ask.patience_s
+        deadline = self._progress_at + self._patience_s
         pause = fault_delay(self._faults.in_a_row, self._random.random(), deadline - now) if blamed else 0.0
         return Waiting(ticket.waiting.order, deadline, wanted, now + delay_s, now + pause, blamed)
 
@@ -190,5 +175,5 @@ class Choice:
             route = replace(route, decode_pid=decode.hello.pid)
         if not route.prefill_pid and prefill is not None and prefill.hello is not None:
             route = replace(route, prefill_pid=prefill.hello.pid)
-        cached = None if ended is None else min(ended.cached_tokens, len(self._ask.prompt_ids))
+        cached = None if ended is None else min(ended.cached_tokens, len(self._request.prompt_ids))
         return Outcome(len(self._track.output_ids), self._track.reasoning_tokens, cached, self._tries, route)
