@@ -63,6 +63,7 @@ def load_spec(path: Path) -> EngineSpec:
 
 def resolve(spec: EngineSpec, on_read: OnRead = unheard) -> ResolvedEngine:
     """Raises SpecError (or the model's own error) that names the field and the remedy."""
+    device_class = _device_class(spec.device)
     geometry, vocab_size, max_context, dtype = _read_model(spec)
     page_tokens = spec.page_tokens or default_page_tokens(geometry)
     try:
@@ -81,8 +82,16 @@ def resolve(spec: EngineSpec, on_read: OnRead = unheard) -> ResolvedEngine:
         "page_tokens": str(page_tokens),
         "engine_protocol": ENGINE_PROTOCOL,
         "precision": str(precision),
+        "device": device_class,
     }
     return ResolvedEngine(spec, layouts, pools, limits, tuple(facts.items()), on_read)
+
+
+def _device_class(device: str) -> str:
+    """What decides the bits of a result: equal programs on devices of one class compute equal bytes."""
+    if device != "cpu":
+        raise SpecError(f"device is {device!r}: this build computes on 'cpu' only")
+    return device
 
 
 def default_page_tokens(geometry: CacheGeometry) -> int:

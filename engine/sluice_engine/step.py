@@ -8,7 +8,7 @@ A rank carries a record out in the order of its fields:
     checks                         closed records whose trailers and bytes are verified before anything reads them
     rows_bound, pages_appended     deltas of the row table
     resumes                        snapshot -> state, before the batch
-    batches                        the forward passes
+    work                           the forward pass over these rows
     snapshots                      state -> snapshot, after the batch
     closed                         digest and trailer; the record is immutable from here on
 
@@ -18,7 +18,6 @@ A rank carries a record out in the order of its fields:
 from __future__ import annotations
 
 import hashlib
-from typing import Protocol
 
 import msgspec
 
@@ -80,10 +79,6 @@ class RowWork(Plain, frozen=True, array_like=True):
         return len(self.tokens) or 1
 
 
-class Batch(Plain, frozen=True, array_like=True):
-    rows: tuple[RowWork, ...]
-
-
 class StateCopy(Plain, frozen=True, array_like=True):
     """Window and overlaps between a state and a snapshot record; which way, the field of the step says."""
 
@@ -139,7 +134,7 @@ class StepRecord(Plain, frozen=True, array_like=True):
     rows_bound: tuple[RowBinding, ...] = ()
     pages_appended: tuple[PageAppend, ...] = ()
     resumes: tuple[StateCopy, ...] = ()
-    batches: tuple[Batch, ...] = ()
+    work: tuple[RowWork, ...] = ()
     snapshots: tuple[StateCopy, ...] = ()
     closed: tuple[Close, ...] = ()
     pulls: tuple[PullSet, ...] = ()
@@ -189,7 +184,7 @@ class StepResult(Plain, frozen=True, array_like=True):
 
 def objection_to(result: StepResult, record: StepRecord) -> str:
     """What `result` has not of all that `record` asked for, or has beside it; empty if it is whole."""
-    asked = [work.row for batch in record.batches for work in batch.rows if work.sample]
+    asked = [work.row for work in record.work if work.sample]
     told = [sampled.row for sampled in result.sampled if sampled.tokens or sampled.failed]
     if told != asked:
         return f"it was asked for tokens of rows {asked}, and has some of {told}"
@@ -202,23 +197,6 @@ def objection_to(result: StepResult, record: StepRecord) -> str:
 
 class StepDivergence(Exception):
     """A step record that this rank cannot have been meant to execute. Ends the engine, with evidence."""
-
-
-class BatchModel(Protocol):
-    """What a rank runs inside a step: the real model, or the scripted one. Rows are small stable integers."""
-
-    def bind(self, binding: RowBinding) -> None: ...
-
-    def append_pages(self, row: int, pages: tuple[int, ...]) -> None: ...
-
-    def free(self, row: int) -> None: ...
-
-    def run(self, batch: Batch) -> tuple[SampledRow, ...]:
-        """Execute all rows, in row order of the batch; rows with `sample` report their tokens, in that order.
-
-        A row whose logits no token can be chosen from is reported as failed; the others are not affected.
-        """
-        ...
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -32,16 +32,27 @@ class FrameSocket:
         self._sock = sock
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
+        self._wake: int | None = None
         self._ended = False
         # What has come and was not received yet is begin..end of it.
         self._buffer = memoryview(bytearray(_RECEIVE))
         self._begin = self._end = 0
 
+    def wake_by(self, descriptor: int | None) -> None:
+        """`wait` also returns when this descriptor is readable; None: no more."""
+        if descriptor != self._wake:
+            if self._wake is not None:
+                self._poll.unregister(self._wake)
+            if descriptor is not None:
+                self._poll.register(descriptor, select.POLLIN)
+            self._wake = descriptor
+
     def wait(self, timeout_ms: int) -> bool:
         """Whether a frame or the end of the stream is there, within the time since the last byte came; signals that
         come meanwhile do not lengthen it, as they would a socket's own time-out. Raises FrameError."""
         while not self._ended and (missing := self._missing()) > 0:
-            if not self._poll.poll(timeout_ms):
+            ready = [descriptor for descriptor, _ in self._poll.poll(timeout_ms)]
+            if self._sock.fileno() not in ready:
                 return False
             self._read(missing)
         return True

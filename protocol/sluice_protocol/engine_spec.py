@@ -61,6 +61,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     orders from, where a fault package is installed. `otlp`: where traces go. `drain_s`: what
     runs may take so long once the engine drains, then it is given back. `tls`: a folder with tls.crt, tls.key and
     ca.crt; without one gRPC is plain text. `lockstep`: a step is planned when the one before is done, not meanwhile.
+    `device`: what the ranks compute on; engines on devices of different classes do not hand over to each other.
     """
 
     role: Role
@@ -91,6 +92,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float = 20.0
     tls: str = ""
     lockstep: bool = False
+    device: str = "cpu"
 
     @property
     def socket_path(self) -> str:

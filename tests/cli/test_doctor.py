@@ -16,7 +16,7 @@ import pytest
 from sluice_cli.__main__ import main
 from sluice_cli.advice import ADVICE
 from sluice_cli.evidence import EvidenceError, open_evidence
-from sluice_engine.step import Batch, RowWork, StepRecord, encode_step
+from sluice_engine.step import RowWork, StepRecord, encode_step
 from sluice_engine.supervisor.engine_kind import engine_kind
 from sluice_engine.watched_rows import EngineMirror, EngineReason, EngineWriter
 from sluice_gateway.status.watched_rows import GATEWAY_KIND, GATEWAY_MIRROR
@@ -46,7 +46,7 @@ def recorder(tmp_path: Path) -> Recorder:
         row.begin(Phase.SERVING)
     chain = bytes(16)
     for number in (0, 1):
-        record = StepRecord(number, batches=(Batch((RowWork(0, 0, (SECRET, 7), True),)),))
+        record = StepRecord(number, work=(RowWork(0, 0, (SECRET, 7), True),))
         frame, chain = encode_step(record, chain)
         made.step_sent(number, frame, chain, 2, 1, 1000)
     made.step_done(0)
@@ -197,7 +197,7 @@ def test_a_gateway_has_findings_too(capsys, tmp_path):
 
 
 def test_a_step_that_was_kept_in_part_is_told_without_its_counts(capsys, tmp_path, recorder):
-    record = StepRecord(2, batches=(Batch((RowWork(0, 0, tuple(range(20000)), True),)),))
+    record = StepRecord(2, work=(RowWork(0, 0, tuple(range(20000)), True),))
     frame, chain = encode_step(record, bytes(16))
     recorder.step_sent(2, frame, chain, 20000, 1, 0)
     assert "kept in part only" in said(capsys, str(bundle(tmp_path, recorder, STUCK)), "--show-tokens")

@@ -16,7 +16,8 @@ from sluice_engine.leader.marks import LeaderMarks
 from sluice_engine.leader.scheduling.sequence import EndCause, LeaseEnded, Mode, Phase
 from sluice_engine.leader.step_loop import StepLoop
 from sluice_engine.limits import Limits
-from sluice_engine.step import Batch, SampledRow, StepResult
+from sluice_engine.rank.device import SynchronousModel
+from sluice_engine.step import RowWork, SampledRow, StepResult
 from sluice_protocol.generate import Refused
 from sluice_protocol.sampling import Sampling
 from sluice_protocol.source import LeaseAdmitted, Open, WantPrefill
@@ -25,26 +26,29 @@ from sluice_records import PoolPlan
 SICK = 63
 
 
-class SickModel:
+class SickModel(SynchronousModel):
     """The scripted model, but a sequence whose prompt has token SICK fails from its `after`-th token on."""
 
     def __init__(self, model, after):
+        super().__init__()
         self.model, self.after, self.told = model, after, {}
-        self.bind, self.append_pages = self._bind, model.append_pages
-
-    def _bind(self, binding):
-        self.told.pop(binding.row, None)
-        self.model.bind(binding)
 
     def free(self, row):
         self.told.pop(row, None)
         self.model.free(row)
 
-    def run(self, batch: Batch):
-        for work in batch.rows:
-            if SICK in work.tokens:
-                self.told[work.row] = 0
-        return tuple(self._of(row) for row in self.model.run(batch))
+    def append_pages(self, row, pages):
+        self.model.append_pages(row, pages)
+
+    def bind(self, binding):
+        self.told.pop(binding.row, None)
+        self.model.bind(binding)
+
+    def run(self, work: tuple[RowWork, ...]):
+        for each in work:
+            if SICK in each.tokens:
+                self.told[each.row] = 0
+        return tuple(self._of(row) for row in self.model.run(work))
 
     def _of(self, sampled: SampledRow) -> SampledRow:
         if sampled.row not in self.told:

@@ -18,9 +18,9 @@ from tokenizers import Tokenizer
 from sluice_engine.model.config import load_model_config
 from sluice_engine.model.weights import load_weights
 from sluice_engine.pool import Pools
+from sluice_engine.rank.device import BatchModel
 from sluice_engine.rank.mirror import RecordMirror
 from sluice_engine.rank.runner import ModelRunner
-from sluice_engine.step import BatchModel
 from sluice_gateway.openai.conversation import parse_messages
 from sluice_gateway.text.template import encode_chat
 from sluice_gateway.text.tokenizer import load_tokenizer
@@ -118,7 +118,7 @@ def test_alone_the_answers_are_right():
 def test_in_a_batch_of_32():
     built = engine(step_tokens=64 * 40)
     assert together(built) == alone()
-    assert max(len(p.record.batches[0].rows) for p in built.plans if p.record.batches) >= 32
+    assert max(len(p.record.work) for p in built.plans if p.record.work) >= 32
 
 
 @pytest.mark.parametrize("chunk_tokens", [16, 32, 1024])

@@ -18,6 +18,7 @@ from sluice_engine.leader.scheduling.sequence import EndCause, Gone
 from sluice_engine.leader.server import LEAST_PAUSE_S, MOST_PAUSE_S, TokenSink
 from sluice_engine.pool import RecordPool
 from sluice_engine.rank.executor import Executor
+from sluice_engine.rank.host_store import HostStore
 from sluice_engine.rank.mirror import RecordMirror
 from sluice_engine.rank.scripted import Script, ScriptedModel
 from sluice_engine.spec import resolve
@@ -45,11 +46,11 @@ class RankHere:
             for kind in RecordKind
         }
         mirror = RecordMirror(plan)
-        self._executor = Executor(0, pools, mirror, ScriptedModel(Script(), pools, mirror))
+        self._executor = Executor(0, HostStore(0, pools), mirror, ScriptedModel(Script(), pools, mirror))
         self._leader, self._said = leader, said
 
     def send(self, frame: bytes) -> None:
-        result = self._change(self._executor.execute_frame(frame))
+        result = self._change(self._executor.execute(frame))
         self._said.append(f"step {result.number}")
         asyncio.get_running_loop().call_later(0, self._leader.on_result, result)
 

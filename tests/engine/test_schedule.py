@@ -134,7 +134,7 @@ def test_what_ranks_only_forget_makes_no_step_of_its_own(engine):
     engine.tell(LeaseEnded(sequence))
     engine.run()
     sent = [p.record for p in engine.plans if not p.record.is_empty]
-    assert all(record.batches for record in sent)
+    assert all(record.work for record in sent)
     assert not any(record.rows_freed or record.released for record in sent)
     engine.generate(prompt(20, 1), 1)
     told = [p.record for p in engine.plans if p.record.rows_freed or p.record.released]

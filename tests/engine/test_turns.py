@@ -97,7 +97,7 @@ class Schedule:
     def report(self) -> None:
         """The oldest step is done."""
         planned, token = self.under_way.popleft()
-        asked = [work.row for batch in planned.record.batches for work in batch.rows if work.sample]
+        asked = [work.row for work in planned.record.work if work.sample]
         sampled = tuple(SampledRow(row, (token,)) for row in asked)
         digests = tuple(RecordDigest(close.ref, 1) for close in planned.record.closed)
         assert self.loop.take(StepResult(planned.record.number, 0, sampled, digests), now=0.0) is not None

@@ -12,6 +12,10 @@ from safetensors.torch import save_file
 
 from sluice_engine.fingerprint import revision_digest
 from sluice_engine.model.errors import BadWeights
+from sluice_engine.spec import resolve
+from sluice_protocol.engine_spec import EngineSpec, ScriptedSpec
+from sluice_protocol.generate import Role
+from sluice_runtime.errors import SpecError
 
 PARTS = ("model-1.safetensors", "weights/model-2.safetensors")
 
@@ -60,3 +64,17 @@ def test_a_file_that_is_not_there_is_named_with_its_folder(tmp_path: Path) -> No
     (directory / PARTS[1]).unlink()
     with pytest.raises(BadWeights, match=r"weights/model-2\.safetensors is in the index"):
         revision_digest(directory)
+
+
+def spec(tmp_path: Path, **more: Any) -> EngineSpec:
+    return EngineSpec(role=Role.UNIFIED, name="u", run_dir=str(tmp_path), scripted=ScriptedSpec(), **more)
+
+
+def test_the_class_of_the_device_counts(tmp_path: Path) -> None:
+    """Equal weights on devices that round differently make different records."""
+    assert resolve(spec(tmp_path)).fingerprint.as_dict()["device"] == "cpu"
+
+
+def test_a_device_that_this_build_cannot_use_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="device is 'cuda:0': this build computes on 'cpu' only"):
+        resolve(spec(tmp_path, device="cuda:0"))

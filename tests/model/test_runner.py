@@ -12,7 +12,7 @@ import torch
 
 from sluice_engine.rank.mirror import RecordMirror
 from sluice_engine.rank.runner import ModelRunner
-from sluice_engine.step import Batch, RecordRef, RowBinding, RowWork, SampledRow, StepDivergence
+from sluice_engine.step import RecordRef, RowBinding, RowWork, SampledRow, StepDivergence
 from sluice_protocol.sampling import Sampling
 from sluice_records import PoolPlan, RecordKind
 
@@ -58,7 +58,7 @@ class Driver:
     def step(self, *works: RowWork) -> dict[int, int]:
         for work in works:
             self.room(work.row, work.start + work.q_len)
-        return {s.row: s.tokens[0] for s in self.runner.run(Batch(works))}
+        return {s.row: s.tokens[0] for s in self.runner.run(works)}
 
     def generate(self, prompts: dict[int, list[int]], count: int, chunk: int) -> dict[int, list[int]]:
         """All rows at once, chunks and decode rows mixed."""
@@ -147,7 +147,7 @@ def test_logprobs_come_with_the_token_when_asked(tiny: Any) -> None:
     driver = Driver(tiny)
     driver.bind(0, [5, 6], Sampling(top_logprobs=3))
     driver.room(0, 2)
-    (sampled,) = driver.runner.run(Batch((RowWork(0, 0, (5, 6), True),)))
+    (sampled,) = driver.runner.run((RowWork(0, 0, (5, 6), True),))
     assert sampled.logprobs[0].top_ids[0] == sampled.tokens[0]
     world = tiny.world()
     raw = torch.log_softmax(world.feed((world.sequence(), [5, 6]))[-1].double(), -1)
@@ -158,19 +158,19 @@ def test_logprobs_come_with_the_token_when_asked(tiny: Any) -> None:
 def test_work_that_cannot_be_meant_is_a_divergence(tiny: Any) -> None:
     driver = Driver(tiny)
     with pytest.raises(StepDivergence, match="row 3 is not bound"):
-        driver.runner.run(Batch((RowWork(3, 0, (1,), True),)))
+        driver.runner.run((RowWork(3, 0, (1,), True),))
     driver.bind(0, [1])
     with pytest.raises(StepDivergence, match="has 0 pages"):
-        driver.runner.run(Batch((RowWork(0, 0, (1,), True),)))
+        driver.runner.run((RowWork(0, 0, (1,), True),))
     driver.room(0, 1)
     with pytest.raises(StepDivergence, match="has sampled none yet"):
-        driver.runner.run(Batch((RowWork(0, 0, (), True),)))
+        driver.runner.run((RowWork(0, 0, (), True),))
     with pytest.raises(StepDivergence, match="outside"):
-        driver.runner.run(Batch((RowWork(0, 0, (320,), True),)))
+        driver.runner.run((RowWork(0, 0, (320,), True),))
     driver.runner.free(0)
     with pytest.raises(StepDivergence, match="row 0 is not bound"):
         driver.runner.free(0)
-    assert driver.runner.run(Batch(())) == ()
+    assert driver.runner.run(()) == ()
 
 
 def test_records_in_the_wrong_state_are_not_touched(tiny: Any) -> None:
@@ -181,7 +181,7 @@ def test_records_in_the_wrong_state_are_not_touched(tiny: Any) -> None:
     row = driver.runner._rows[0]
     refs = [RecordRef(RecordKind.PAGE, page, 1) for page in row.pages]
     state = RecordRef(RecordKind.STATE, row.state, 1)
-    work = Batch((RowWork(0, 0, tuple(range(10)), True),))
+    work = (RowWork(0, 0, tuple(range(10)), True),)
     with pytest.raises(StepDivergence, match="FREE"):
         driver.runner.run(work)
     mirror.reserve([state])
@@ -194,7 +194,7 @@ def test_records_in_the_wrong_state_are_not_touched(tiny: Any) -> None:
     mirror.close([refs[0]])
     before = driver.world.pools[RecordKind.PAGE].buffer.copy()
     with pytest.raises(StepDivergence, match="closed"):
-        driver.runner.run(Batch((RowWork(0, 10, (1, 2), True),)))
+        driver.runner.run((RowWork(0, 10, (1, 2), True),))
     assert (driver.world.pools[RecordKind.PAGE].buffer == before).all()
 
 
@@ -241,7 +241,7 @@ def test_records_that_do_not_exist_are_an_error(tiny: Any) -> None:
         driver = Driver(tiny)
         driver.runner.bind(RowBinding(0, state, (page,), 0, Sampling()))
         with pytest.raises(IndexError, match=" of "):
-            driver.runner.run(Batch((RowWork(0, 0, (1,), True),)))
+            driver.runner.run((RowWork(0, 0, (1,), True),))
 
 
 NEVER_319 = ((319, -100.0),)  # so that no healthy row is fed it
@@ -274,7 +274,7 @@ def test_a_row_whose_logits_are_no_numbers_fails_alone(make_checkpoint: Any, sam
             RowWork(row, len(prompt) + n - 1 if n else 0, () if n else tuple(prompt), True)
             for row, prompt in prompts.items()
         ]
-        return {sampled.row: sampled for sampled in driver.runner.run(Batch(tuple(works)))}
+        return {sampled.row: sampled for sampled in driver.runner.run(tuple(works))}
 
     for n in range(4):
         expected, found = step(healthy, n), step(sick, n)
@@ -298,7 +298,7 @@ def test_no_poisoned_weight_ends_the_rank(make_checkpoint: Any, share: float) ->
             driver.bind(0, list(range(2, 90)))
             driver.room(0, 100)
             for start, tokens in ((0, tuple(range(2, 90))), (88, ()), (89, ())):
-                (sampled,) = driver.runner.run(Batch((RowWork(0, start, tokens, True),)))
+                (sampled,) = driver.runner.run((RowWork(0, start, tokens, True),))
                 assert bool(sampled.failed) != bool(sampled.tokens), name
         finally:
             tensor.copy_(kept)

@@ -16,10 +16,12 @@ from sluice_engine.leader.scheduling.state import Plan, SchedulerState
 from sluice_engine.leader.step_loop import StepLoop, Turn
 from sluice_engine.limits import Limits
 from sluice_engine.pool import Pools, RecordPool
+from sluice_engine.rank.device import BatchModel
 from sluice_engine.rank.executor import Executor
+from sluice_engine.rank.host_store import HostStore
 from sluice_engine.rank.mirror import RecordMirror
 from sluice_engine.rank.scripted import Script, ScriptedModel
-from sluice_engine.step import BatchModel, StepRecord
+from sluice_engine.step import StepRecord
 from sluice_protocol.engine_spec import SnapshotPolicy
 from sluice_protocol.generate import Refused
 from sluice_protocol.sampling import Sampling
@@ -83,7 +85,7 @@ class Engine:
             for kind in RecordKind
         }
         self.mirror = RecordMirror(self.pool_plan)
-        self.executor = Executor(0, self.pools, self.mirror, self.build_model(self.pools, self.mirror))
+        self.executor = Executor(0, HostStore(0, self.pools), self.mirror, self.build_model(self.pools, self.mirror))
         self.turn = Turn(Plan(StepRecord(0), {}, (), (), (), (), progressed=False, tokens=0))  # the last one
         self.frames: deque[bytes] = deque()  # sent, not carried out yet
         self.chains: list[bytes] = []
@@ -137,7 +139,7 @@ class Engine:
 
     def _execute_all(self) -> None:
         while self.frames:
-            outcome = self.loop.take(self.executor.execute_frame(self.frames.popleft()), now=0.0)
+            outcome = self.loop.take(self.executor.execute(self.frames.popleft()), now=0.0)
             assert outcome is not None, "there is one rank"
             for gateway, batch in outcome.published.batches.items():
                 self.outputs[int(gateway)].extend(batch.tokens)

@@ -16,6 +16,7 @@ from sluice_engine.leader.marks import LeaderMarks
 from sluice_engine.leader.server import TokenSink
 from sluice_engine.pool import Pools, RecordPool
 from sluice_engine.rank.executor import Executor
+from sluice_engine.rank.host_store import HostStore
 from sluice_engine.rank.mirror import RecordMirror
 from sluice_engine.rank.scripted import Script, ScriptedModel
 from sluice_engine.spec import resolve
@@ -37,14 +38,16 @@ class HeldRank:
             for kind in RecordKind
         }
         mirror = RecordMirror(plan)
-        self._executor = Executor(rank, self.pools, mirror, ScriptedModel(Script(), self.pools, mirror))
+        self._executor = Executor(
+            rank, HostStore(rank, self.pools), mirror, ScriptedModel(Script(), self.pools, mirror)
+        )
         self._leader, self._on_send = leader, on_send
         self.frames: list[bytes] = []
         self.held: list[StepResult] = []
 
     def send(self, frame: bytes) -> None:
         self.frames.append(frame)
-        self.held.append(self._executor.execute_frame(frame))
+        self.held.append(self._executor.execute(frame))
         self._on_send(len(self.frames) - 1)
 
     async def report(self) -> None:

@@ -23,7 +23,7 @@ from sluice_engine.pool import RecordPool, create_memory, map_pools
 from sluice_engine.rank.mirror import RecordMirror
 from sluice_engine.rank.runner import ModelRunner, build_runner
 from sluice_engine.spec import default_page_tokens
-from sluice_engine.step import Batch, RecordRef, RowBinding, RowWork
+from sluice_engine.step import RecordRef, RowBinding, RowWork
 from sluice_protocol.sampling import Sampling
 from sluice_records import CachePrecision, Layouts, PoolPlan, RecordKind, build_layouts
 
@@ -56,12 +56,12 @@ class Engine:
             for page in pages:
                 self.pools[RecordKind.PAGE].zero(page)
             self.runner.bind(RowBinding(row, row, pages, 0, Sampling()))
-        first = Batch(tuple(RowWork(row, 0, tuple(p), True) for row, p in enumerate(prompts)))
+        first = tuple(RowWork(row, 0, tuple(p), True) for row, p in enumerate(prompts))
         out = [[s.tokens[0]] for s in self.runner.run(first)]
         start = time.perf_counter()
         for step in range(count - 1):
-            batch = Batch(tuple(RowWork(row, len(p) + step, (), True) for row, p in enumerate(prompts)))
-            for tokens, sampled in zip(out, self.runner.run(batch), strict=True):
+            work = tuple(RowWork(row, len(p) + step, (), True) for row, p in enumerate(prompts))
+            for tokens, sampled in zip(out, self.runner.run(work), strict=True):
                 tokens.extend(sampled.tokens)
         return out, time.perf_counter() - start
 

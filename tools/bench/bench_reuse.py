@@ -24,6 +24,7 @@ from sluice_engine.leader.scheduling.state import Plan, SchedulerState
 from sluice_engine.model.config import load_model_config
 from sluice_engine.pool import create_memory, map_pools
 from sluice_engine.rank.executor import Executor
+from sluice_engine.rank.host_store import HostStore
 from sluice_engine.rank.mirror import RecordMirror
 from sluice_engine.rank.runner import build_runner
 from sluice_engine.spec import default_page_tokens, resolve
@@ -48,7 +49,9 @@ class Engine:
         self.state = SchedulerState(limits, self.layouts, bytes(16), Ledger(sizes))
         self.pools = map_pools(create_memory(self.layouts, sizes, "bench"), self.layouts, sizes)
         mirror = RecordMirror(sizes)
-        self.executor = Executor(0, self.pools, mirror, build_runner(directory, self.layouts, self.pools, mirror))
+        self.executor = Executor(
+            0, HostStore(0, self.pools), mirror, build_runner(directory, self.layouts, self.pools, mirror)
+        )
         self.prompt = tuple(n % 200 + 5 for n in range(tokens))
         self._next = 0
         self._facts: list[Fact] = []

@@ -244,8 +244,7 @@ class Leader:
         if frame:
             for link in self.ranks:
                 link.send(frame)
-        rows = sum(len(batch.rows) for batch in planned.record.batches)
-        self.marks.sent(planned.record.number, frame, turn.chain, planned.tokens, rows)
+        self.marks.sent(planned.record.number, frame, turn.chain, planned.tokens, len(planned.record.work))
         self._kick()
 
     def on_result(self, result: StepResult) -> None:

@@ -12,18 +12,21 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from sluice_engine import wire
 from sluice_engine.pool import Pools, map_pools
-from sluice_engine.rank.executor import Executor
+from sluice_engine.rank.device import BatchModel
+from sluice_engine.rank.executor import MOST_LAUNCHED, Executor
+from sluice_engine.rank.host_store import HostStore
 from sluice_engine.rank.mirror import RecordMirror
 from sluice_engine.rank.scripted import Script, ScriptedModel
 from sluice_engine.spec import ResolvedEngine, load_spec, resolve
-from sluice_engine.step import Batch, BatchModel, SampledRow, StepDivergence, StepResult
+from sluice_engine.step import RowWork, SampledRow, StepDivergence, StepResult
 from sluice_protocol.engine_spec import EngineSpec
 from sluice_runtime import fault_points
 from sluice_runtime.health.layout import Field, Phase
@@ -95,40 +98,74 @@ class WatchedModel:
 
     def __init__(self, model: BatchModel, loop: Row, device: Row) -> None:
         self._model, self._loop, self._device = model, loop, device
+        self._rows: deque[int] = deque()  # of each batch that is with the device
         self._completed = 0
         self.bind, self.append_pages, self.free = model.bind, model.append_pages, model.free
 
-    def run(self, batch: Batch) -> tuple[SampledRow, ...]:
-        self._device.pending(len(batch.rows))
+    @property
+    def completion(self) -> int | None:
+        return self._model.completion
+
+    def launch(self, work: tuple[RowWork, ...]) -> None:
+        self._rows.append(len(work))
+        self._device.pending(sum(self._rows))
         self._device.enter(Phase.DEVICE)
         self._loop.enter(Phase.DEVICE)
         fault_points.reach("rank.device")
-        sampled = self._model.run(batch)
-        self._completed += 1
-        self._device.progress(self._completed)
-        self._device.pending(0)
-        self._device.enter(Phase.IDLE)
-        self._loop.tick()
+        self._model.launch(work)
+        if self.completion is None:
+            self._complete()
+        self._loop.enter(Phase.BOOKKEEPING)
+
+    def collect(self) -> tuple[SampledRow, ...]:
+        if self.completion is None:
+            return self._model.collect()
+        self._loop.enter(Phase.DEVICE)
+        sampled = self._model.collect()
+        self._complete()
         self._loop.enter(Phase.BOOKKEEPING)
         return sampled
 
+    def _complete(self) -> None:
+        self._rows.popleft()
+        self._completed += 1
+        self._device.progress(self._completed)
+        self._device.pending(sum(self._rows))
+        if not self._rows:
+            self._device.enter(Phase.IDLE)
+        self._loop.tick()
 
-def _frames(frames: wire.FrameSocket, loop: Row) -> Iterator[memoryview]:
-    """Step records, each good until the next, until the leader is gone. Ticks while none comes."""
+
+def run_steps(frames: wire.FrameSocket, executor: Executor, loop: Row, report: Callable[[StepResult], None]) -> None:
+    """Until the leader is gone. The next step is launched while the device computes, if it is there in time; a result
+    is reported as soon as it is complete."""
+    loop.tick()
+    loop.enter(Phase.RECEIVING)
     while True:
-        loop.tick()
-        loop.enter(Phase.RECEIVING)
-        while not frames.wait(KEEPALIVE_MS):
+        if executor.is_done or executor.num_launched == MOST_LAUNCHED:
+            result = executor.collect()
+            loop.enter(Phase.REPORTING)
+            fault_points.reach("rank.report")
+            report(result)
+            loop.progress(result.number + 1)
+            loop.pending(executor.num_launched)
             loop.tick()
-            fault_points.reach("rank.receive")
+            loop.enter(Phase.RECEIVING)
+            continue
+        frames.wake_by(executor.model.completion if executor.num_launched else None)
+        if not frames.wait(KEEPALIVE_MS):
+            loop.tick()
+            if not executor.num_launched:
+                fault_points.reach("rank.receive")
+            continue
         frame = frames.receive()
         if frame is None:
             return
         loop.tick()
-        loop.pending(1)
+        loop.pending(executor.num_launched + 1)
         loop.enter(Phase.BOOKKEEPING)
         fault_points.reach("rank.receive")
-        yield frame
+        executor.launch(frame)
 
 
 def serve(spec: EngineSpec, rank: int, memory_fd: int) -> None:
@@ -160,16 +197,10 @@ def serve(spec: EngineSpec, rank: int, memory_fd: int) -> None:
         resolved = resolve(spec)
         pools, mirror = map_pools(memory_fd, resolved.layouts, resolved.pools), RecordMirror(resolved.pools)
         model = WatchedModel(build_model(spec, resolved, pools, mirror, progress), loop, device)
-        executor = Executor(rank, pools, mirror, model)
+        executor = Executor(rank, HostStore(rank, pools), mirror, model)
         settle_heap()
         say(RankReady(rank))
-        for frame in _frames(frames, loop):
-            result = executor.execute_frame(frame)
-            loop.enter(Phase.REPORTING)
-            fault_points.reach("rank.report")
-            say(StepExecuted(result))
-            loop.progress(result.number + 1)
-            loop.pending(0)
+        run_steps(frames, executor, loop, lambda result: say(StepExecuted(result)))
     except (BrokenPipeError, ConnectionResetError):
         return  # the leader is gone
     except Exception as error:

@@ -18,8 +18,9 @@ from sluice_engine.model.plan import Run
 from sluice_engine.model.views import BatchRecords, Gate, Mirror, PoolViews, no_wait
 from sluice_engine.model.weights import ModelWeights, load_weights
 from sluice_engine.pool import RecordPool
+from sluice_engine.rank.device import SynchronousModel
 from sluice_engine.rank.sampling import BadLogits, Choice, Logits, Occurrences, TokenMask, choose_tokens, token_logprobs
-from sluice_engine.step import Batch, RowBinding, RowWork, SampledRow, StepDivergence
+from sluice_engine.step import RowBinding, RowWork, SampledRow, StepDivergence
 from sluice_protocol.sampling import Sampling
 from sluice_records import Layouts, RecordKind
 
@@ -51,7 +52,7 @@ def build_runner(
     return ModelRunner(config, load_weights(directory, config, progress), layouts, pools, mirror, gate)
 
 
-class ModelRunner:
+class ModelRunner(SynchronousModel):
     """One rank's model. Not thread-safe: the step loop is its only caller."""
 
     def __init__(
@@ -63,6 +64,7 @@ class ModelRunner:
         mirror: Mirror,
         gate: Gate = no_wait,
     ) -> None:
+        super().__init__()
         self._model = Model(config, weights, PoolViews(pools, layouts, mirror, gate))
         self._vocab = config.vocab_size
         self._page_tokens = layouts.page_tokens
@@ -87,17 +89,17 @@ class ModelRunner:
         self._row(row)
         del self._rows[row]
 
-    def run(self, batch: Batch) -> tuple[SampledRow, ...]:
+    def run(self, work: tuple[RowWork, ...]) -> tuple[SampledRow, ...]:
         """Raises StepDivergence for work that the row table cannot mean. Bad logits fail their own row only."""
-        if not batch.rows:
+        if not work:
             return ()
-        rows = [self._row(work.row) for work in batch.rows]
-        runs = [self._run(work, row) for work, row in zip(batch.rows, rows, strict=True)]
+        rows = [self._row(each.row) for each in work]
+        runs = [self._run(each, row) for each, row in zip(work, rows, strict=True)]
         records = BatchRecords(
             [row.state for row in rows], [row.pages for row in rows], [self._written(run) for run in runs]
         )
         logits = self._model.forward(runs, records).numpy()
-        sampling = [(work, row) for work, row in zip(batch.rows, rows, strict=True) if work.sample]
+        sampling = [(each, row) for each, row in zip(work, rows, strict=True) if each.sample]
         return self._sample(logits, sampling)
 
     def _sample(self, logits: Logits, sampling: list[tuple[RowWork, _Row]]) -> tuple[SampledRow, ...]:

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluice_engine.pool import Pools
+from sluice_engine.rank.device import SynchronousModel
 from sluice_engine.rank.mirror import WRITABLE, RecordMirror
-from sluice_engine.step import Batch, RowBinding, RowWork, SampledRow, StepDivergence
+from sluice_engine.step import RowBinding, RowWork, SampledRow, StepDivergence
 from sluice_protocol.sampling import TokenLogprobs
 from sluice_records import RecordKind
 
@@ -53,7 +54,7 @@ class _Row:
     page_record: int = -1
 
 
-class ScriptedModel:
+class ScriptedModel(SynchronousModel):
     """The next token is a function of the state record's content, which is a function of all tokens so far.
 
     A state or page of somebody else, stale or mixed up, therefore changes the answer.
@@ -62,6 +63,7 @@ class ScriptedModel:
     def __init__(
         self, script: Script, pools: Pools, mirror: RecordMirror, sleep: Callable[[float], None] = time.sleep
     ) -> None:
+        super().__init__()
         self.script = script
         self._pools = pools
         self._mirror = mirror
@@ -94,13 +96,13 @@ class ScriptedModel:
         self._row(row)
         del self._rows[row]
 
-    def run(self, batch: Batch) -> tuple[SampledRow, ...]:
+    def run(self, work: tuple[RowWork, ...]) -> tuple[SampledRow, ...]:
         cost = self.script.step_cost_us
         if self.script.token_cost_us:
-            cost += self.script.token_cost_us * sum(work.q_len for work in batch.rows)
+            cost += self.script.token_cost_us * sum(each.q_len for each in work)
         if cost:
             self._sleep(cost / 1e6)
-        return tuple([sampled for work in batch.rows if (sampled := self._run_row(work)) is not None])
+        return tuple([sampled for each in work if (sampled := self._run_row(each)) is not None])
 
     def _row(self, row: int) -> _Row:
         found = self._rows.get(row)

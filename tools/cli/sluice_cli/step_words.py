@@ -19,8 +19,8 @@ def step_counts(frame: bytes, whole_bytes: int) -> dict[str, int]:
     if record is None:
         return {}
     told = {name: len(getattr(record, name)) for name in _COUNTED}
-    told["prefill_tokens"] = sum(len(work.tokens) for batch in record.batches for work in batch.rows)
-    told["decode_rows"] = sum(not work.tokens for batch in record.batches for work in batch.rows)
+    told["prefill_tokens"] = sum(len(work.tokens) for work in record.work)
+    told["decode_rows"] = sum(not work.tokens for work in record.work)
     told["pulled_records"] = sum(len(pull.items) for pull in record.pulls)
     return {name: count for name, count in told.items() if count}
 

@@ -8,7 +8,6 @@ from sluice_engine.leader.scheduling.ledger import CACHE, Holder, Seal
 from sluice_engine.leader.scheduling.sequence import Gone, Grant, Mode, Phase, Sequence
 from sluice_engine.leader.scheduling.state import SchedulerState
 from sluice_engine.step import (
-    Batch,
     Check,
     Close,
     PageAppend,
@@ -256,7 +255,7 @@ class StepBuilder:
             rows_bound=tuple(self.bound),
             pages_appended=tuple(self.appended),
             resumes=tuple(self.resumes),
-            batches=(Batch(tuple(self.work)),) if self.work else (),
+            work=tuple(self.work),
             snapshots=tuple(self.snapshots),
             closed=tuple(self.closed),
             pulls=tuple(self.pulls),
