@@ -10,8 +10,8 @@ import pytest
 
 from sluice_gateway.memory import Fault, MemoryEngine
 from sluice_gateway.openai.frames import completion_logprobs
+from sluice_gateway.text.deltas import Shown
 from sluice_gateway.text.tokenizer import ByteTokenizer
-from sluice_gateway.text.track import Shown
 from sluice_protocol.generate import Role
 from sluice_protocol.sampling import BOUNDS, TokenLogprobs
 
@@ -19,8 +19,8 @@ EOS = 257
 
 
 def model(text: str, **fields: Any) -> dict[str, MemoryEngine]:
-    """One unified engine that says `text`, a byte per token, and then EOS."""
-    data = text.encode()
+    """One unified engine that says `text`, a byte per token and markers as tokens of their own, and then EOS."""
+    data = ByteTokenizer().encode_raw(text)
     return {
         "u": MemoryEngine(Role.UNIFIED, lambda _p, position: data[position] if position < len(data) else EOS, **fields)
     }
@@ -253,7 +253,7 @@ async def test_thinking_goes_to_reasoning_content_until_the_tag(start: Any, how:
     whole, _ = await both(stack, **how)
     message = whole["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == ("I th</in>k.", "Yes")
-    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == len("I th</in>k.</think>")
+    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == len("I th</in>k.") + 1
     assert stack["u"].requests[0].prompt_ids[-1] == 260
     cut, _ = await both(stack, max_tokens=6, **how)
     assert cut["choices"][0]["message"]["reasoning_content"] == "I th</"

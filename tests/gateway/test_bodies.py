@@ -12,7 +12,7 @@ import pytest
 from sluice_gateway.http.bodies import LARGE_BYTES, MERGED_BYTES, SMALL_BYTES, STALLED_S, Body, BodyBudget
 from sluice_gateway.openai.requests import Limits
 from sluice_gateway.openai.sinks import CollectSink
-from sluice_gateway.text.track import Shown
+from sluice_gateway.text.deltas import Delta, Part, Shown
 from sluice_protocol.sampling import TokenLogprobs
 
 MIB = 1 << 20
@@ -115,7 +115,7 @@ def test_log_probabilities_of_an_answer_are_described_as_they_come() -> None:
 
     sink = CollectSink(describe)
     for token in range(3):
-        sink.text("x", "", [Shown(token, TokenLogprobs(0.0, (), ()), token)])
+        sink.delta(Delta(Part.CONTENT, "x", [Shown(token, TokenLogprobs(0.0, (), ()), token)]))
     assert described == [1, 1, 1]
     assert orjson.loads(orjson.dumps(sink.logprobs)) == {
         "content": [{"token": 0}, {"token": 1}, {"token": 2}],

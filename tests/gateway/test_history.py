@@ -16,6 +16,7 @@ from sluice_gateway.openai.errors import ApiError
 from sluice_gateway.openai.messages import Message, Speaker
 from sluice_gateway.openai.requests import Limits, parse_chat, parse_completion
 from sluice_gateway.openai.unsupported import CHAT, COMPLETION, IGNORED, MESSAGE, MESSAGE_IGNORED, Unsupported
+from sluice_gateway.text.tokenizer import ByteTokenizer
 from sluice_protocol.generate import Role
 
 USER = {"role": "user", "content": "hi"}
@@ -87,7 +88,7 @@ def test_a_call_may_carry_what_the_package_parsed_of_it() -> None:
 @pytest.mark.parametrize("thinking", [False, True])
 async def test_the_final_message_of_openais_stream_helper_is_history(start: Any, thinking: bool) -> None:
     """All that `model_dump()` makes of it, nulls and all."""
-    data = b"hm</think>Hello" if thinking else b"Hello"
+    data = ByteTokenizer().encode_raw("hm</think>Hello" if thinking else "Hello")
     engine = MemoryEngine(Role.UNIFIED, lambda _p, i: data[i] if i < len(data) else 257)
     stack = await start({"u": engine})
     extra = {"chat_template_kwargs": {"thinking": thinking}}

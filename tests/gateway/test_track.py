@@ -85,3 +85,35 @@ def test_a_collected_answer_has_all_of_them() -> None:
     sink = CollectSink()
     sink.pieces([b"a", b'\\"', b"b"])
     assert sink.content == 'a"b'
+
+
+END_THINK = TOKENIZER.markers["</think>"]
+
+
+def collected(tokens: list[int], stop: tuple[str, ...] = ()) -> tuple[str, str, int]:
+    """(reasoning, content, reasoning tokens) of an answer that begins with reasoning."""
+    sink = CollectSink()
+    plan = TrackPlan(OutputLimit(frozenset({STOP}), 100), stop, END_THINK)
+    one = Track(plan, Pieces(TOKENIZER), sink)
+    for token in tokens:
+        if one.push([token]):
+            break
+    return sink.reasoning, sink.content, one.reasoning_tokens
+
+
+def test_reasoning_ends_with_the_marker_token_and_not_with_its_characters() -> None:
+    assert collected([*b"a</think>b", END_THINK, *b"c"]) == ("a</think>b", "c", 11)
+    assert collected([*b"never ends"]) == ("never ends", "", 10)
+    assert collected([END_THINK, *b"at once"]) == ("", "at once", 1)
+
+
+def test_a_marker_in_the_content_is_text() -> None:
+    assert collected([END_THINK, *b"a", END_THINK, *b"b"]) == ("", "a</think>b", 1)
+
+
+def test_an_unfinished_character_before_the_marker_belongs_to_the_reasoning() -> None:
+    assert collected([*"é".encode()[:1], END_THINK, *b"x"]) == ("\ufffd", "x", 2)
+
+
+def test_a_stop_string_is_looked_for_after_the_marker_only() -> None:
+    assert collected([*b"no", END_THINK, *b"yes no more"], ("no",)) == ("no", "yes ", 3)

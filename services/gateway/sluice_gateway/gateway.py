@@ -33,7 +33,7 @@ from sluice_gateway.text.detokenize import Pieces
 from sluice_gateway.text.encoding import Kind
 from sluice_gateway.text.large_requests import LargeRequests
 from sluice_gateway.text.prepare import Preparation, Prepared
-from sluice_gateway.text.tokenizer import Tokenizer
+from sluice_gateway.text.tokenizer import END_THINK, Tokenizer
 from sluice_gateway.text.track import Sink, Track, TrackPlan
 from sluice_protocol.fleet import FleetReport
 from sluice_protocol.generate import EngineHello, GenerateRequest, Role
@@ -291,7 +291,7 @@ class Gateway:
         plan = TrackPlan(
             limit=OutputLimit.of(sampling),
             stop=job.options.stop,
-            reasons=job.thinking,
+            end_think=self.tokenizer.markers.get(END_THINK) if job.thinking else None,
             top_logprobs=job.options.sampling.top_logprobs,
         )
         return Track(plan, self.pieces, sink)

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import orjson
 
+from sluice_gateway.text.deltas import Delta, Part, Shown
 from sluice_gateway.text.detokenize import json_inside
 from sluice_gateway.text.tokenizer import Tokenizer
-from sluice_gateway.text.track import Shown
 
 DONE = b"data: [DONE]\n\n"
 
@@ -43,7 +43,7 @@ class Frames(Protocol):
 
     def opening(self) -> bytes: ...
 
-    def text(self, content: str, reasoning: str, shown: Sequence[Shown]) -> bytes: ...
+    def delta(self, delta: Delta) -> bytes: ...
 
     def finish(self, reason: str) -> bytes: ...
 
@@ -76,11 +76,10 @@ class ChatFrames:
     def opening(self) -> bytes:
         return event(self._chunk({"role": "assistant", "content": ""}))
 
-    def text(self, content: str, reasoning: str, shown: Sequence[Shown]) -> bytes:
-        delta = {"reasoning_content": reasoning} if reasoning else {}
-        if content or not reasoning:
-            delta["content"] = content
-        return event(self._chunk(delta, logprobs=chat_logprobs(shown, self._tokenizer) if shown else None))
+    def delta(self, delta: Delta) -> bytes:
+        field = "reasoning_content" if delta.part is Part.REASONING else "content"
+        logprobs = chat_logprobs(delta.shown, self._tokenizer) if delta.shown else None
+        return event(self._chunk({field: delta.text}, logprobs=logprobs))
 
     def finish(self, reason: str) -> bytes:
         return event(self._chunk({}, reason))
@@ -101,9 +100,9 @@ class CompletionFrames:
     def opening(self) -> bytes:
         return b""
 
-    def text(self, content: str, reasoning: str, shown: Sequence[Shown]) -> bytes:
-        logprobs = completion_logprobs(shown, self._tokenizer) if shown else None
-        return event(self._chunk(reasoning + content, logprobs=logprobs))
+    def delta(self, delta: Delta) -> bytes:
+        logprobs = completion_logprobs(delta.shown, self._tokenizer) if delta.shown else None
+        return event(self._chunk(delta.text, logprobs=logprobs))
 
     def finish(self, reason: str) -> bytes:
         return event(self._chunk("", reason))

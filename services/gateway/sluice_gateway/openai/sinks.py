@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from sluice_gateway.openai.frames import Frames
-from sluice_gateway.text.track import Shown
+from sluice_gateway.text.deltas import Delta, Part, Shown
 
 
 class StreamSink:
@@ -33,10 +33,10 @@ class StreamSink:
             self._open()
         self._write(self._prefix + self._between.join(insides) + self._suffix)
 
-    def text(self, content: str, reasoning: str, shown: Sequence[Shown]) -> None:
+    def delta(self, delta: Delta) -> None:
         if self._opening is not None:
             self._open()
-        self._write(self._frames.text(content, reasoning, shown))
+        self._write(self._frames.delta(delta))
 
     def finish(self, reason: str) -> None:
         if self._opening is not None:
@@ -74,11 +74,10 @@ class CollectSink:
     def pieces(self, insides: Sequence[bytes]) -> None:
         self._content.append(orjson.loads(b'"' + b"".join(insides) + b'"'))
 
-    def text(self, content: str, reasoning: str, shown: Sequence[Shown]) -> None:
-        self._content.append(content)
-        self._reasoning.append(reasoning)
-        if self._describe is not None and shown:
-            for name, value in self._describe(shown).items():
+    def delta(self, delta: Delta) -> None:
+        (self._reasoning if delta.part is Part.REASONING else self._content).append(delta.text)
+        if self._describe is not None and delta.shown:
+            for name, value in self._describe(delta.shown).items():
                 if isinstance(value, list):
                     self._described.setdefault(name, []).append(orjson.dumps(value)[1:-1])
 

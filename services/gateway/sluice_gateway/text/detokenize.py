@@ -41,6 +41,11 @@ class Detokenizer:
         self._tokenizer = pieces.tokenizer
         self.pending = b""
 
+    def flush(self) -> str:
+        """What an unfinished character reads as when no more of it comes."""
+        text, self.pending = self.pending.decode(errors="replace"), b""
+        return text
+
     def push(self, token: int) -> str:
         if not self.pending:
             text = self._pieces.text.get(token)

@@ -1,4 +1,4 @@
-"""One choice's tokens on their way to text: stop tokens, characters, reasoning, stop strings, logprobs."""
+"""One choice's tokens on their way to a client: stop tokens, characters, parts, stop strings, sink."""
 
 from __future__ import annotations
 
@@ -8,20 +8,11 @@ from typing import Protocol
 
 from sluice_gateway.openai.stops import StopScanner
 from sluice_gateway.routing.session import Logprobs
+from sluice_gateway.text.deltas import Delta, Part, PartParser, Shown
 from sluice_gateway.text.detokenize import Detokenizer, Pieces
-from sluice_gateway.text.tokenizer import END_THINK
 from sluice_protocol.generate import EndReason
 from sluice_protocol.outputs import OutputLimit
 from sluice_protocol.sampling import TokenLogprobs
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A token whose text is shown; `start` is the offset of that text, in characters of the choice's whole output."""
-
-    token: int
-    logprobs: TokenLogprobs
-    start: int
 
 
 class Sink(Protocol):
@@ -30,21 +21,22 @@ class Sink(Protocol):
     def pieces(self, insides: Sequence[bytes]) -> None:
         """Content, a token each, as the inside of a JSON string."""
 
-    def text(self, content: str, reasoning: str, shown: Sequence[Shown]) -> None: ...
+    def delta(self, delta: Delta) -> None: ...
 
     def finish(self, reason: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class TrackPlan:
-    """`stop` are strings, looked for in the content. `reasons`: the text begins inside `<think>`.
+    """`stop` are strings, looked for in the content. `end_think`: the answer begins with reasoning, which this token
+    ends; None: it has none.
 
     `top_logprobs`: None, or how many alternatives are shown beside each token.
     """
 
     limit: OutputLimit
     stop: tuple[str, ...] = ()
-    reasons: bool = False
+    end_think: int | None = None
     top_logprobs: int | None = None
 
 
@@ -59,8 +51,8 @@ class Track:
         self._sink = sink
         self._json = pieces.json
         self._detokenizer = Detokenizer(pieces)
-        self._plain = not (plan.stop or plan.reasons or plan.top_logprobs is not None)
-        self._thinking = StopScanner((END_THINK,)) if plan.reasons else None
+        self._plain = not (plan.stop or plan.end_think is not None or plan.top_logprobs is not None)
+        self._parser = PartParser(plan.end_think)
         self._stops = StopScanner(plan.stop) if plan.stop else None
         self._characters = 0
         self._emitted = 0
@@ -100,51 +92,42 @@ class Track:
         self._finish(reason)
 
     def _slow(self, token: int, logprobs: TokenLogprobs | None) -> bool:
-        text = self._detokenizer.push(token)
+        """True: a stop string ends with this token."""
+        part = self._parser.part
+        if part is Part.REASONING:
+            self.reasoning_tokens += 1
+        text = self._detokenizer.flush() if self._parser.ends_part(token) else self._detokenizer.push(token)
         top = self._plan.top_logprobs
         if top is not None and logprobs is not None:
             shown = TokenLogprobs(logprobs.logprob, logprobs.top_ids[:top], logprobs.top_logprobs[:top])
             self._waiting.append(Shown(token, shown, self._characters))
         self._characters += len(text)
-        reasoning, content = self._split(text)
-        if self._stops is None:
-            self._emit(content, reasoning)
+        if part is not Part.CONTENT or self._stops is None:
+            self._emit(part, text)
             return False
-        scanned = self._stops.push(content)
+        scanned = self._stops.push(text)
         if scanned.matched is None:
-            self._emit(scanned.text, reasoning)
+            self._emit(part, scanned.text)
             return False
         cut = self._characters - len(scanned.rest) - len(scanned.matched)
         self._waiting = [shown for shown in self._waiting if shown.start < cut]
-        self._emit(scanned.text, reasoning)
+        self._emit(part, scanned.text)
         self._stops = None
         self._finish("stop")
         return True
 
-    def _split(self, text: str) -> tuple[str, str]:
-        """(reasoning, content) of new text; the tag between them belongs to neither."""
-        if self._thinking is None:
-            return "", text
-        self.reasoning_tokens += 1
-        scanned = self._thinking.push(text)
-        if scanned.matched is None:
-            return scanned.text, ""
-        self._thinking = None
-        self._emitted += len(scanned.matched)
-        return scanned.text, scanned.rest
-
-    def _emit(self, content: str, reasoning: str, last: bool = False) -> None:
-        self._emitted += len(content) + len(reasoning)
+    def _emit(self, part: Part, text: str, last: bool = False) -> None:
+        self._emitted += len(text)
         ready = [shown for shown in self._waiting if last or shown.start < self._emitted]
-        if content or reasoning or ready:
+        if text or ready:
             self._waiting = self._waiting[len(ready) :]
-            self._sink.text(content, reasoning, ready)
+            self._sink.delta(Delta(part, text, ready))
 
     def _finish(self, reason: str) -> None:
         """What was held back is text after all; an unfinished character is dropped."""
         if self.finished is not None:
             return
         self.finished = reason
-        reasoning = self._thinking.held if self._thinking is not None else ""
-        self._emit(self._stops.held if self._stops is not None else "", reasoning, last=True)
+        held = self._stops.held if self._stops is not None else ""
+        self._emit(self._parser.part, held, last=True)
         self._sink.finish(reason)
