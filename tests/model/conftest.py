@@ -16,9 +16,10 @@ from safetensors.torch import save_file
 
 from sluice_engine.model.config import ModelConfig, load_model_config
 from sluice_engine.model.forward import Model
+from sluice_engine.model.page_table import PageTable
 from sluice_engine.model.plan import Run
 from sluice_engine.model.tensors import Part, TensorSpec, expected_tensors
-from sluice_engine.model.views import BatchRecords, PoolViews
+from sluice_engine.model.views import PoolViews
 from sluice_engine.model.weights import ModelWeights, load_weights
 from sluice_engine.pool import RecordPool, create_memory, map_pools
 from sluice_records import CachePrecision, Layouts, Perturbation, PoolPlan, RecordKind, build_layouts
@@ -87,9 +88,9 @@ def _random(spec: TensorSpec, config: ModelConfig, g: torch.Generator) -> torch.
 class OpenMirror:
     """Every record may be read and written."""
 
-    def check_readable(self, kind: RecordKind, record: int) -> None: ...
+    def check_all_readable(self, kind: RecordKind, records: Any) -> None: ...
 
-    def check_writable(self, kind: RecordKind, record: int) -> None: ...
+    def check_all_writable(self, kind: RecordKind, records: Any) -> None: ...
 
 
 @dataclass
@@ -146,8 +147,11 @@ class World:
         """Logits of every token fed [tokens, vocabulary], sequence by sequence."""
         runs, written = zip(*[self._run(*w) for w in work], strict=True)
         sequences = [s for s, _ in work]
-        records = BatchRecords([s.state for s in sequences], [s.pages for s in sequences], list(written))
-        return self.model.forward(list(runs), records)
+        table = PageTable(rows=1, pages=1)
+        for row, sequence in enumerate(sequences):
+            table.bind(row, sequence.state, sequence.pages)
+        rows, first, end = range(len(sequences)), [pages.start for pages in written], [pages.stop for pages in written]
+        return self.model.forward(list(runs), table.take(rows, first, end))
 
     def _run(self, sequence: Held, tokens: Sequence[int]) -> tuple[Run, range]:
         start, end = len(sequence.tokens), len(sequence.tokens) + len(tokens)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from sluice_engine.model.page_table import Records
 from sluice_engine.rank.mirror import RecordMirror
 from sluice_engine.rank.runner import ModelRunner
 from sluice_engine.step import RecordRef, RowBinding, RowWork, SampledRow, StepDivergence
@@ -33,7 +34,8 @@ class Driver:
             mirror or self.world.views._mirror,
             **extra,
         )
-        self.pages: dict[int, int] = {}
+        self.bound: dict[int, RowBinding] = {}
+        self.own: dict[int, list[int]] = {}
 
     def bind(
         self, row: int, tokens: Sequence[int], sampling: Sampling | None = None, *, outputs: Sequence[int] = ()
@@ -48,12 +50,12 @@ class Driver:
             prompt_tokens=len(tokens),
         )
         self.runner.bind(binding)
-        self.pages[row] = 0
+        self.bound[row], self.own[row] = binding, []
 
     def room(self, row: int, end: int) -> None:
-        while self.pages[row] * PAGE < end:
-            self.runner.append_pages(row, (self.world.take(RecordKind.PAGE),))
-            self.pages[row] += 1
+        while len(self.own[row]) * PAGE < end:
+            self.own[row].append(self.world.take(RecordKind.PAGE))
+            self.runner.append_pages(row, (self.own[row][-1],))
 
     def step(self, *works: RowWork) -> dict[int, int]:
         for work in works:
@@ -136,9 +138,9 @@ def test_a_sequence_from_elsewhere_is_fed_its_last_token(tiny: Any) -> None:
     whole = driver.generate({0: prompt}, 6, chunk=16)[0]
     driver.bind(1, prompt)
     driver.step(RowWork(1, 0, tuple(prompt), False))
-    row = driver.runner._rows[1]
-    driver.runner.bind(RowBinding(2, row.state, tuple(row.pages), len(prompt), Sampling(), last_token=whole[0]))
-    driver.pages[2] = driver.pages[1]
+    state, pages = driver.bound[1].state, tuple(driver.own[1])
+    driver.runner.bind(RowBinding(2, state, pages, len(prompt), Sampling(), last_token=whole[0]))
+    driver.own[2] = list(pages)
     found = [driver.step(RowWork(2, len(prompt) + n, (), True))[2] for n in range(5)]
     assert found == whole[1:]
 
@@ -178,9 +180,8 @@ def test_records_in_the_wrong_state_are_not_touched(tiny: Any) -> None:
     driver = Driver(tiny, mirror=mirror)
     driver.bind(0, list(range(20)))
     driver.room(0, 20)
-    row = driver.runner._rows[0]
-    refs = [RecordRef(RecordKind.PAGE, page, 1) for page in row.pages]
-    state = RecordRef(RecordKind.STATE, row.state, 1)
+    refs = [RecordRef(RecordKind.PAGE, page, 1) for page in driver.own[0]]
+    state = RecordRef(RecordKind.STATE, driver.bound[0].state, 1)
     work = (RowWork(0, 0, tuple(range(10)), True),)
     with pytest.raises(StepDivergence, match="FREE"):
         driver.runner.run(work)
@@ -215,8 +216,8 @@ def test_without_the_gate_a_late_load_would_be_read(tiny: Any, kind: RecordKind)
         kept = {record: pool.record(record).copy() for record in late_records}
         loaded: set[tuple[int, int]] = set()
 
-        def gate(layer: int, asked: RecordKind, records: Sequence[int]) -> None:
-            for record in records:
+        def gate(layer: int, asked: RecordKind, records: Records) -> None:
+            for record in records.flatten().tolist():
                 if asked is kind and record in kept and (layer, record) not in loaded:
                     loaded.add((layer, record))
                     for section in world.layouts[kind].of_layer(layer):

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from sluice_engine.model.config import ModelConfig
+from sluice_engine.model.page_table import BatchRecords
 from sluice_engine.model.plan import BatchPlan, QueryBlock, Run, plan_batch, selection_block
 from sluice_engine.model.rotary import RotaryTable
-from sluice_engine.model.views import BatchRecords, PoolViews
+from sluice_engine.model.views import PoolViews
 from sluice_engine.model.weights import CompressorWeights, LayerWeights, ModelWeights
 from sluice_kernels import index_store, kv_store
 from sluice_kernels.compress import CSA_POOLING, HCA_POOLING, INDEX_POOLING, CompressPlan, Pooling, compress
@@ -59,10 +60,10 @@ class Model:
         embedded = self._weights.embed.index_select(0, plan.tokens).float()
         streams = embedded.unsqueeze(1).repeat(1, self.config.hc_mult, 1)
         eps = self.config.rms_eps
+        views = self._views.acquire(records)
         for layer, weights in enumerate(self._weights.layers):
             turns = main if self.config.layers[layer] is LayerKind.SLIDING else compressed
-            read = self._views.acquire_read(layer, records)
-            write = self._views.acquire_write(layer, records)
+            read, write = views(layer)
             block = _LayerPass(self.config, weights, plan, turns, read, write)
             x, post, comb = collapse(streams, weights.attn_hc)
             streams = expand(streams, block.attention(rms_norm(x, weights.attn_norm, eps)), post, comb)

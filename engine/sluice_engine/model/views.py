@@ -6,46 +6,38 @@ sections of one acquisition with records of another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from sluice_engine.model.page_table import BatchRecords, Records
 from sluice_engine.pool import RecordPool
 from sluice_kernels.view import LayerView, RecordTable, SectionView
 from sluice_records import Layouts, Plane, RecordKind, SectionKind
 
-Gate = Callable[[int, RecordKind, Sequence[int]], None]
+Gate = Callable[[int, RecordKind, Records], None]
 # No record has this number: a write through a table that was not acquired for it fails instead of landing somewhere.
 _NOT_ACQUIRED = -(1 << 40)
 
 
 class Mirror(Protocol):
-    """What a rank knows of its records' states (`sluice_engine.rank.mirror`). Both raise StepDivergence."""
+    """What a rank knows of its records' states (`sluice_engine.rank.mirror`). `records` int64, of any shape.
+    Both raise StepDivergence."""
 
-    def check_readable(self, kind: RecordKind, record: int) -> None: ...
+    def check_all_readable(self, kind: RecordKind, records: Records) -> None: ...
 
-    def check_writable(self, kind: RecordKind, record: int) -> None: ...
+    def check_all_writable(self, kind: RecordKind, records: Records) -> None: ...
 
 
-def no_wait(layer: int, kind: RecordKind, records: Sequence[int]) -> None:
+def no_wait(layer: int, kind: RecordKind, records: Records) -> None:
     """The gate where nothing fills records behind the steps' back. Load tickets wait here."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRecords:
-    """Records of a batch's rows: states, pages in order, and the range of page columns that each row writes."""
-
-    states: Sequence[int]
-    pages: Sequence[Sequence[int]]
-    written: Sequence[range]
-    _tables: dict[str, RecordTable] = field(default_factory=dict, repr=False, compare=False)
-
-
 class PoolViews:
-    """Built once per rank. `gate` is called before a read of (layer, kind, records); it returns when they are there."""
+    """Built once per rank. `gate` is called before a read or write of (layer, kind, records); it returns when they are
+    there."""
 
     def __init__(
         self, pools: Mapping[RecordKind, RecordPool], layouts: Layouts, mirror: Mirror, gate: Gate = no_wait
@@ -61,53 +53,47 @@ class PoolViews:
                 view = SectionView.over(memory, layouts[kind], section)
                 self._sections[section.layer][section.kind, section.plane] = view
 
-    def acquire_read(self, layer: int, records: BatchRecords) -> LayerView:
-        """Waits at the gate. Raises StepDivergence for records that may not be read."""
-        table = records._tables.get("read")
-        if table is None:
-            table = records._tables["read"] = self._read_table(records)
-        self._gate(layer, RecordKind.STATE, records.states)
-        for pages in records.pages:
+    def acquire(self, records: BatchRecords) -> Callable[[int], tuple[LayerView, LayerView]]:
+        """Views to read and to write (the rows' states, and the pages that the batch writes) by layer; each waits at
+        the gate. Raises StepDivergence for records that may not be read, or written: closed ones and those that are
+        being filled."""
+        states, pages = records.states, records.pages
+        rows, columns = _written_places(records)
+        written = pages[rows, columns]
+        self._check(states, pages, written)
+        writes = np.full(pages.shape, _NOT_ACQUIRED)
+        writes[rows, columns] = written
+        own = torch.from_numpy(states)
+        to_read, to_write = RecordTable(own, torch.from_numpy(pages)), RecordTable(own, torch.from_numpy(writes))
+
+        def of_layer(layer: int) -> tuple[LayerView, LayerView]:
+            self._gate(layer, RecordKind.STATE, states)
             self._gate(layer, RecordKind.PAGE, pages)
-        return LayerView(layer, self._layouts.geometry, table, self._sections[layer], writable=False)
+            geometry, sections = self._layouts.geometry, self._sections[layer]
+            return (
+                LayerView(layer, geometry, to_read, sections, writable=False),
+                LayerView(layer, geometry, to_write, sections, writable=True),
+            )
 
-    def acquire_write(self, layer: int, records: BatchRecords) -> LayerView:
-        """For the rows' states and the pages that they write. Waits; raises StepDivergence for closed or FILLING."""
-        table = records._tables.get("write")
-        if table is None:
-            table = records._tables["write"] = self._write_table(records)
-        self._gate(layer, RecordKind.STATE, records.states)
-        for pages, columns in zip(records.pages, records.written, strict=True):
-            self._gate(layer, RecordKind.PAGE, pages[columns.start : columns.stop])
-        return LayerView(layer, self._layouts.geometry, table, self._sections[layer], writable=True)
+        return of_layer
 
-    def _read_table(self, records: BatchRecords) -> RecordTable:
-        pages = set().union(*records.pages)
-        self._known(RecordKind.STATE, records.states)
+    def _check(self, states: Records, pages: Records, written: Records) -> None:
+        """Raises IndexError for what is no record of ours, StepDivergence for what may not be touched."""
+        self._known(RecordKind.STATE, states)
         self._known(RecordKind.PAGE, pages)
-        check = self._mirror.check_readable
-        for state in records.states:
-            check(RecordKind.STATE, state)
-        for page in pages:
-            check(RecordKind.PAGE, page)
-        width = max((len(row) for row in records.pages), default=0) or 1
-        padded = [[*row, *([row[0] if row else 0] * (width - len(row)))] for row in records.pages]
-        table = np.array(padded, dtype=np.int64).reshape(len(padded), width)
-        return RecordTable(torch.tensor(records.states, dtype=torch.int64), torch.from_numpy(table))
+        self._mirror.check_all_writable(RecordKind.STATE, states)
+        self._mirror.check_all_readable(RecordKind.PAGE, pages)
+        self._mirror.check_all_writable(RecordKind.PAGE, written)
 
-    def _write_table(self, records: BatchRecords) -> RecordTable:
-        self._known(RecordKind.STATE, records.states)
-        for state in records.states:
-            self._mirror.check_writable(RecordKind.STATE, state)
-        width = max((columns.stop for columns in records.written), default=0)
-        table = np.full((len(records.pages), max(width, 1)), _NOT_ACQUIRED, dtype=np.int64)
-        for row, (pages, columns) in enumerate(zip(records.pages, records.written, strict=True)):
-            self._known(RecordKind.PAGE, pages[columns.start : columns.stop])
-            for column in columns:
-                self._mirror.check_writable(RecordKind.PAGE, pages[column])
-                table[row, column] = pages[column]
-        return RecordTable(torch.tensor(records.states, dtype=torch.int64), torch.from_numpy(table))
+    def _known(self, kind: RecordKind, records: Records) -> None:
+        if records.size and not 0 <= records.min() <= records.max() < self._limits[kind]:
+            low, high = records.min(), records.max()
+            raise IndexError(f"{kind.value} records {low} to {high} of {self._limits[kind]}")
 
-    def _known(self, kind: RecordKind, records: Collection[int]) -> None:
-        if records and not 0 <= min(records) <= max(records) < self._limits[kind]:
-            raise IndexError(f"{kind.value} records {min(records)} to {max(records)} of {self._limits[kind]}")
+
+def _written_places(records: BatchRecords) -> tuple[Records, Records]:
+    """(row, column) int64 [n] each, of every page that the batch writes."""
+    counts = records.end - records.first
+    rows = np.repeat(np.arange(len(counts)), counts)
+    begins = np.repeat(np.cumsum(counts) - counts, counts)
+    return rows, records.first[rows] + np.arange(len(rows)) - begins

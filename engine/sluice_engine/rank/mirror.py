@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NoReturn
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sluice_engine.leader.scheduling.ledger import RecordState
 from sluice_engine.step import RecordRef, StepDivergence
 from sluice_records import PoolPlan, RecordKind
@@ -23,6 +26,8 @@ class RecordMirror:
 
     def __init__(self, plan: PoolPlan) -> None:
         self._state = {kind: bytearray(plan[kind]) for kind in RecordKind}
+        # The same bytes: to look at many of them at once.
+        self._states = {kind: np.frombuffer(self._state[kind], dtype=np.uint8) for kind in RecordKind}
         self._generation = {kind: [0] * plan[kind] for kind in RecordKind}
 
     # Of many at once: one is a dozen a request, and each call costs more than what it does. All of these raise
@@ -54,6 +59,18 @@ class RecordMirror:
     def check_readable(self, kind: RecordKind, record: int) -> None:
         if self._state[kind][record] & ~CLOSED != _LIVE:
             raise StepDivergence(f"read of {kind.value} record {record}, which is {self.describe(kind, record)}")
+
+    def check_all_readable(self, kind: RecordKind, records: NDArray[np.int64]) -> None:
+        """`check_readable` of each; `records` int64, of any shape."""
+        unreadable = self._states[kind].take(records) & ~np.uint8(CLOSED) != _LIVE
+        if unreadable.any():
+            self.check_readable(kind, int(records[unreadable][0]))
+
+    def check_all_writable(self, kind: RecordKind, records: NDArray[np.int64]) -> None:
+        """`check_writable` of each."""
+        unwritable = self._states[kind].take(records) != _LIVE
+        if unwritable.any():
+            self.check_writable(kind, int(records[unwritable][0]))
 
     def check_closed(self, ref: RecordRef) -> None:
         self._check_life(ref)

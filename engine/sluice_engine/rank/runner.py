@@ -14,8 +14,9 @@ import torch
 from sluice_engine.model.checkpoint import no_progress
 from sluice_engine.model.config import ModelConfig, load_model_config
 from sluice_engine.model.forward import Model
+from sluice_engine.model.page_table import PageTable
 from sluice_engine.model.plan import Run
-from sluice_engine.model.views import BatchRecords, Gate, Mirror, PoolViews, no_wait
+from sluice_engine.model.views import Gate, Mirror, PoolViews, no_wait
 from sluice_engine.model.weights import ModelWeights, load_weights
 from sluice_engine.pool import RecordPool
 from sluice_engine.rank.device import SynchronousModel
@@ -27,8 +28,6 @@ from sluice_records import Layouts, RecordKind
 
 @dataclass(slots=True)
 class _Row:
-    state: int
-    pages: list[int]
     sampling: Sampling
     last_token: int
     occurred: Occurrences | None
@@ -69,17 +68,18 @@ class ModelRunner(SynchronousModel):
         self._vocab = config.vocab_size
         self._page_tokens = layouts.page_tokens
         self._rows: dict[int, _Row] = {}
+        self._table = PageTable()
 
     def bind(self, binding: RowBinding) -> None:
         occurred = None
         if binding.sampling.needs_history:
             occurred = Occurrences.of(binding.history, binding.prompt_tokens, self._vocab)
-        self._rows[binding.row] = _Row(
-            binding.state, list(binding.pages), binding.sampling, binding.last_token, occurred
-        )
+        self._rows[binding.row] = _Row(binding.sampling, binding.last_token, occurred)
+        self._table.bind(binding.row, binding.state, binding.pages)
 
     def append_pages(self, row: int, pages: tuple[int, ...]) -> None:
-        self._row(row).pages.extend(pages)
+        self._row(row)
+        self._table.append(row, pages)
 
     def constrain(self, row: int, mask: Callable[[], TokenMask] | None) -> None:
         """Ask `mask` for the allowed tokens before every choice of this row, until it is bound again."""
@@ -88,6 +88,7 @@ class ModelRunner(SynchronousModel):
     def free(self, row: int) -> None:
         self._row(row)
         del self._rows[row]
+        self._table.free(row)
 
     def run(self, work: tuple[RowWork, ...]) -> tuple[SampledRow, ...]:
         """Raises StepDivergence for work that the row table cannot mean. Bad logits fail their own row only."""
@@ -95,8 +96,11 @@ class ModelRunner(SynchronousModel):
             return ()
         rows = [self._row(each.row) for each in work]
         runs = [self._run(each, row) for each, row in zip(work, rows, strict=True)]
-        records = BatchRecords(
-            [row.state for row in rows], [row.pages for row in rows], [self._written(run) for run in runs]
+        size = self._page_tokens
+        records = self._table.take(
+            [each.row for each in work],
+            [run.start // size for run in runs],
+            [(run.start + len(run.tokens) - 1) // size + 1 for run in runs],
         )
         logits = self._model.forward(runs, records).numpy()
         sampling = [(each, row) for each, row in zip(work, rows, strict=True) if each.sample]
@@ -127,14 +131,10 @@ class ModelRunner(SynchronousModel):
         tokens = work.tokens or (row.last_token,)
         if min(tokens) < 0 or max(tokens) >= self._vocab:
             raise StepDivergence(f"row {work.row} is fed tokens outside 0..{self._vocab - 1}, or has sampled none yet")
-        if work.start < 0 or work.start + len(tokens) > len(row.pages) * self._page_tokens:
-            raise StepDivergence(
-                f"row {work.row} is to run to {work.start + len(tokens)} but has {len(row.pages)} pages"
-            )
+        pages = self._table.num_pages(work.row)
+        if work.start < 0 or work.start + len(tokens) > pages * self._page_tokens:
+            raise StepDivergence(f"row {work.row} is to run to {work.start + len(tokens)} but has {pages} pages")
         return Run(work.start, tokens, (len(tokens) - 1,) if work.sample else ())
-
-    def _written(self, run: Run) -> range:
-        return range(run.start // self._page_tokens, (run.start + len(run.tokens) - 1) // self._page_tokens + 1)
 
     def _row(self, row: int) -> _Row:
         known = self._rows.get(row)
