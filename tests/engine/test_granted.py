@@ -42,11 +42,11 @@ class Quiet:
         return lambda *told: {}
 
 
-async def reading(tmp_path: Path, prompt: tuple[int, ...] = PROMPT) -> tuple[Leader, Generation]:
+async def reading(tmp_path: Path, prompt: tuple[int, ...] = PROMPT, max_tokens: int = 9) -> tuple[Leader, Generation]:
     leader = make_leader(tmp_path, Role.DECODE, memory_bytes=400_000, max_running=4)
     leader.ranks.append(HeldRank(leader))
     leader.readers.transfer, leader.readers.leases = Quiet(), Leases()  # type: ignore[assignment]
-    generation = ask(leader, 1, prompt, 9)
+    generation = ask(leader, 1, prompt, max_tokens)
     await turns()
     return leader, generation
 
@@ -215,3 +215,27 @@ async def test_a_source_that_says_nothing_twice_in_a_row_is_silent(tmp_path: Pat
     assert ended is not None
     assert (ended.error, ended.detail) == ("SourceSilent", "the source has not said anything of it for 5 s")
     assert stream.distrusts
+
+
+async def test_a_source_that_calls_the_first_token_the_last_is_not_believed(tmp_path: Path) -> None:
+    """Both sides have one rule for the end of a request: nobody waits for a token that the source will not send."""
+    leader, generation = await granted_in_full(tmp_path, 2)
+    say(leader, FirstToken(40, None, 0, 1, True))
+    ended = generation.last_word
+    assert ended is not None
+    assert (ended.reason, ended.error) == (EndReason.FAILED, "BadSource")
+    assert ended.detail == "it calls its first token 40 the last, and this request has more to come"
+    rank = leader.ranks[0]
+    assert isinstance(rank, HeldRank)
+    while rank.held:
+        await rank.report()
+    await leader.emptied()
+    leader.state.check_integrity()
+
+
+async def test_a_first_token_that_ends_the_request_ends_it_though_the_source_does_not_say_so(tmp_path: Path) -> None:
+    leader, generation = await reading(tmp_path, max_tokens=1)
+    say(leader, LeaseAdmitted(), FirstToken(40, None, 0, 1, False))
+    assert generation.last_word is not None
+    assert generation.last_word.reason is EndReason.LENGTH
+    assert stream_of(leader).is_over

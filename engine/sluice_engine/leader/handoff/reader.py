@@ -228,7 +228,7 @@ class ReaderHandoffs:
             fault = self._fault_of(handoff, message) if handoff.machine.expects(event) else None
             if fault is not None:
                 self._feed(handoff, Event.BAD_WORD, fault)
-            elif isinstance(message, FirstToken) and self._ends_with(handoff, message):
+            elif isinstance(message, FirstToken) and (message.ends or self._is_last(handoff, message.token)):
                 self._feed(handoff, Event.FIRST_TOKEN_ENDS, message)
             else:
                 self._feed(handoff, event, message)
@@ -251,6 +251,8 @@ class ReaderHandoffs:
                 fault = fault_of_grant(self._loop.state, sequence, records)
             case FirstToken(token) if token >= self._loop.state.limits.vocab_size:
                 fault = f"its first token is {token}, beyond the vocabulary"
+            case FirstToken(token, ends=True) if not self._is_last(handoff, token):
+                fault = f"it calls its first token {token} the last, and this request has more to come"
             case Complete(num_records):
                 missing = len(sequence.pages) - sequence.num_closed + 1
                 fault = ""
@@ -268,10 +270,10 @@ class ReaderHandoffs:
                 return None
         return Why("BadSource", fault) if fault else None
 
-    def _ends_with(self, handoff: ReaderHandoff, first: FirstToken) -> bool:
-        """Whether this token ends the request, by the source's word or by the one rule of both."""
-        generation = self._loop.generations.get(handoff.sequence)
-        return first.ends or (generation is not None and generation.limit.end_after(first.token, 1) is not None)
+    def _is_last(self, handoff: ReaderHandoff, token: int) -> bool:
+        """Whether this first token ends the request, by the rule that source, reader and gateway share."""
+        sequence = self._loop.state.sequences.get(handoff.sequence)
+        return sequence is not None and sequence.limit.end_after(token, 1) is not None
 
     # -- what the transport says -----------------------------------------------------------------------------------
 
