@@ -225,8 +225,12 @@ async def test_a_source_that_calls_the_first_token_the_last_is_not_believed(tmp_
     assert ended is not None
     assert (ended.reason, ended.error) == (EndReason.FAILED, "BadSource")
     assert ended.detail == "it calls its first token 40 the last, and this request has more to come"
+    assert len(leader.readers) == 1, "its records are free once no READ can land any more"
+    leader.readers.on_pulls_terminal(stream_of(leader).lease_id, ())
+    assert len(leader.readers) == 0
     rank = leader.ranks[0]
     assert isinstance(rank, HeldRank)
+    await turns()
     while rank.held:
         await rank.report()
     await leader.emptied()
