@@ -16,12 +16,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from stopped import stop_process
 
 from sluice_engine.leader.marks import LeaderMarks
 from sluice_engine.supervisor import supervise
 from sluice_gateway import supervised
 from sluice_gateway.status.watched_rows import GATEWAY_KIND, GATEWAY_MIRROR, GATEWAY_ROWS, GatewayReason
+from sluice_launch.process import stop_process
 from sluice_protocol.engine_spec import EngineSpec
 from sluice_protocol.generate import Role
 from sluice_protocol.service_spec import HealthSpec

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stopped import stop_process
 from transfer_double import KEY, PLAN, fill, item, new_memory, tiny_layouts
 
 from sluice_engine.pool import RecordPool
@@ -24,6 +23,7 @@ from sluice_engine.transfer.messages import PullEvent, PullFailed, PullsTerminal
 from sluice_engine.transfer.pull import PullerSettings
 from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, write_spec
 from sluice_engine.transfer.verify import VerifyPolicy
+from sluice_launch.process import stop_process
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.source import SourceHello
 from sluice_records import Layouts, PoolPlan, RecordKind
