@@ -8,6 +8,7 @@ import json
 import socket
 import sys
 from collections.abc import Sized
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,8 @@ from sluice_engine.rank.rank import LoadProgress, RankFailed, RankHello, RankRea
 from sluice_engine.spec import load_spec
 from sluice_engine.step import StepResult
 from sluice_engine.supervisor.arguments import own_spec
+from sluice_launch.commands import engine_command
+from sluice_launch.process import Process
 from sluice_protocol.service_spec import LogFormat
 from sluice_runtime.errors import SpecError
 from sluice_runtime.process.children import Children, StderrTerms, child_events
@@ -208,23 +211,11 @@ async def test_fixed_ports_are_those_that_answer(tmp_path):
             sock.bind(("127.0.0.1", 0))
             free.append(sock.getsockname()[1])
     ports = dict(zip(("engine", "source", "probe"), free))
-    spec = {
-        "role": "prefill",
-        "name": "p",
-        "run_dir": str(tmp_path),
-        "scripted": {},
-        "transport": "stream",
-        "ports": ports,
-    }
-    (tmp_path / "in.json").write_text(json.dumps(spec))
-    argv = ("-m", "sluice_prefill", "--spec", str(tmp_path / "in.json"), "--name", "pod-1")
-    process = await asyncio.create_subprocess_exec(sys.executable, *argv, stdout=asyncio.subprocess.PIPE)
+    spec = {"role": "prefill", "name": "p", "run_dir": str(tmp_path), "scripted": {}, "transport": "stream"}
+    command = engine_command({**spec, "ports": ports})
+    process = Process(replace(command, argv=(*command.argv, "--name", "pod-1")))
     try:
-        assert process.stdout is not None
-        async for line in process.stdout:
-            event = json.loads(line)
-            if event["event"] == "ready":
-                break
+        event = await asyncio.to_thread(process.wait_ready)
         assert event["address"] == f"127.0.0.1:{ports['engine']}"
         assert event["source_address"] == f"127.0.0.1:{ports['source']}"
         reader, writer = await asyncio.open_connection("127.0.0.1", ports["probe"])
@@ -232,5 +223,4 @@ async def test_fixed_ports_are_those_that_answer(tmp_path):
         assert b" 200 " in await reader.readline()
         writer.close()
     finally:
-        process.terminate()
-        await process.wait()
+        await asyncio.to_thread(process.end)
