@@ -41,7 +41,7 @@ up: $(LOCKED) ## start gateway, prefill and decode here, ask the sample question
 check: $(LOCKED) ## format, lint, types, imports, generated files, fast tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy -p sluice_records -p sluice_protocol -p sluice_kernels -p sluice_runtime -p sluice_engine -p sluice_prefill -p sluice_decode -p sluice_gateway -p sluice_operator -p sluice_faults -p sluice_harness -p sluice_cli
+	$(BIN)/mypy -p sluice_records -p sluice_protocol -p sluice_kernels -p sluice_runtime -p sluice_engine -p sluice_prefill -p sluice_decode -p sluice_gateway -p sluice_operator -p sluice_faults -p sluice_launch -p sluice_harness -p sluice_cli
 	$(BIN)/lint-imports tools/house/layers.ini
 	$(GENERATE) --check
 	$(PYTEST) -q -m "not process and not slow and not images" -n 3 --dist worksteal

@@ -22,8 +22,9 @@ from urllib.parse import urlsplit
 
 import grpc
 import pytest
-from stack_double import KEY, EngineProcess, RunningStack, eventually
+from stack_double import KEY, EngineProcess, RunningStack
 
+from sluice_launch.process import eventually
 from sluice_protocol.v1 import source_pb2, source_pb2_grpc
 from sluice_runtime.health.reading import Copy
 from sluice_runtime.rpc.options import KEY_HEADER
@@ -38,8 +39,8 @@ DOUBLE = Path(__file__).resolve().parents[1] / "support" / "original_fault.py"
 class OriginalStack(RunningStack):
     """Its prefill engine has the original fault."""
 
-    def _command(self, role: str) -> tuple[str, ...]:
-        return (str(DOUBLE), "supervise") if role == "prefill" else super()._command(role)
+    def _program(self, role: str) -> tuple[str, ...]:
+        return (str(DOUBLE), "supervise") if role == "prefill" else ()
 
 
 @pytest.fixture
@@ -107,11 +108,11 @@ def test_the_original_fault_is_named_within_seconds():
         prefill, _ = stack.start("prefill", "decode")
         stack.start_gateway()
         said_at = mass_abort(stack, prefill)
-        incident = prefill.process.wait_event(lambda event: event.get("event") == "incident")
+        incident = prefill.process.wait_for("incident")
         assert time.monotonic() - said_at < 5.0
         assert (incident["verdict"], incident["reason"]) == ("dead", "LeaseThreadDead")
         assert incident["culprit"] == "leader.lease"
-        evidence = prefill.process.wait_event(lambda event: event.get("event") == "evidence")
+        evidence = prefill.process.wait_for("evidence")
         bundle = Path(evidence["path"])
         rows = Copy((bundle / "recorder.bin").read_bytes()).rows()
         assert rows["leader.loop"].state.name == rows["leader.lease"].state.name == "RUNNING"  # so they had said

@@ -11,11 +11,11 @@ from sluice_faults import Action, Order, place, reached
 from sluice_harness.chat import Chat
 from sluice_harness.client import get
 from sluice_harness.phases import fresh_prompt
-from sluice_harness.processes import eventually
 from sluice_harness.profiles import PROFILES
 from sluice_harness.runner import Scale, revive
 from sluice_harness.service import Service
 from sluice_harness.stack import Stack
+from sluice_launch.process import eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 # Long enough that the verdict cannot be what moves the clients of a silent leader.

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sluice_cli import services, stack
-from sluice_cli.services import Service
+from sluice_cli import stack
 from sluice_gateway.routing.fleet import Member
 from sluice_gateway.routing.members import read_fleet
+from sluice_launch import kept, logs
+from sluice_launch.commands import Command
+from sluice_launch.kept import Service
 from sluice_protocol.generate import Role
 
 LIMIT = 20_000
@@ -31,17 +33,15 @@ for n in itertools.count():
 
 @pytest.mark.timeout(60)
 def test_the_log_of_a_service_that_talks_without_end_is_bounded(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(services, "MAX_LOG_BYTES", LIMIT)
-    monkeypatch.setattr(services, "LOG_LOOK_S", 0.01)
+    monkeypatch.setattr(logs, "MAX_LOG_BYTES", LIMIT)
+    monkeypatch.setattr(kept, "LOG_LOOK_S", 0.01)
     log = tmp_path / "talker.log"
 
     async def scenario() -> None:
         said: list[object] = []
         service = Service(
-            "talker",
-            ("-c", TALKATIVE),
+            Command("talker", ("-c", TALKATIVE)),
             log,
-            lambda event: event.get("event") == "ready",
             said.append,
             lambda name, event: None,
             lambda *death: None,
@@ -69,23 +69,23 @@ def test_the_log_of_a_service_that_talks_without_end_is_bounded(tmp_path: Path, 
 
 
 def test_the_newest_of_a_log_that_is_too_long_is_kept(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(services, "MAX_LOG_BYTES", 10)
+    monkeypatch.setattr(logs, "MAX_LOG_BYTES", 10)
     log = tmp_path / "a.log"
     log.write_bytes(b"0123456789")
-    services.bound_log(log)
+    logs.bound_log(log)
     assert log.read_bytes() == b"0123456789"
     log.write_bytes(b"0123456789abcdef")
-    services.bound_log(log)
+    logs.bound_log(log)
     assert (log.read_bytes(), log.with_suffix(".log.1").read_bytes()) == (b"", b"6789abcdef")
 
 
 def test_where_nothing_can_be_kept_the_log_is_cut_all_the_same(tmp_path: Path, monkeypatch) -> None:
     """A disk that is full is what this is against."""
-    monkeypatch.setattr(services, "MAX_LOG_BYTES", 10)
+    monkeypatch.setattr(logs, "MAX_LOG_BYTES", 10)
     log = tmp_path / "a.log"
     log.write_bytes(b"0123456789abcdef")
     log.with_suffix(".log.1").mkdir()
-    services.bound_log(log)
+    logs.bound_log(log)
     assert log.read_bytes() == b""
 
 
@@ -94,10 +94,8 @@ def make_service(log: Path, script: str, deaths: list[tuple[str, ...]]) -> Servi
         deaths.append(told)
 
     return Service(
-        "one",
-        ("-c", script),
+        Command("one", ("-c", script)),
         log,
-        lambda event: event.get("event") == "ready",
         lambda _: None,
         lambda *_: None,
         on_death,
@@ -143,7 +141,7 @@ def test_one_that_cannot_be_started_at_first_says_so(tmp_path: Path) -> None:
     async def scenario() -> None:
         await make_service(tmp_path / "nowhere" / "one.log", READY, []).begin()
 
-    with pytest.raises(services.StartFailed, match=r"one did not start: it cannot be started: .*nowhere"):
+    with pytest.raises(kept.StartFailed, match=r"one did not start: it cannot be started: .*nowhere"):
         asyncio.run(scenario())
 
 

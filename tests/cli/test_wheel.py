@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 UV = ROOT / ".tools" / "uv" / "bin" / "uv"
-PACKAGES = ("records", "protocol", "kernels", "engine", "prefill", "decode", "gateway", "cli")
+PACKAGES = ("records", "protocol", "kernels", "engine", "prefill", "decode", "gateway", "launch", "cli")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(110)]
 

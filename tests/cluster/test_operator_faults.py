@@ -10,9 +10,9 @@ import pytest
 from cluster_deployment import Served, condition, image_of, is_ending, uids
 from control_plane import ControlPlane
 from operator_process import FAST_LEASE, OperatorProcess
-from stopped import stop_process
 from tcp_proxy import TcpProxy, port_of
 
+from sluice_launch.process import stop_process
 from sluice_operator.live.cluster import KINDS
 from sluice_operator.live.election import LOST
 

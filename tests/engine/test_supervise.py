@@ -8,6 +8,7 @@ import json
 import socket
 import sys
 from collections.abc import Sized
+from dataclasses import replace
 
 import pytest
 
@@ -17,9 +18,12 @@ from sluice_engine.leader.rank_server import RankServer
 from sluice_engine.rank.rank import LoadProgress, RankFailed, RankHello, RankReady, StepExecuted, encode_rank_message
 from sluice_engine.spec import load_spec
 from sluice_engine.step import StepResult
-from sluice_engine.supervisor import supervise
+from sluice_engine.supervisor.arguments import own_spec
+from sluice_launch.commands import engine_command
+from sluice_launch.process import Process
+from sluice_protocol.service_spec import LogFormat
 from sluice_runtime.errors import SpecError
-from sluice_runtime.process import supervision
+from sluice_runtime.process.children import Children, StderrTerms, child_events
 
 
 def framed(message):
@@ -158,30 +162,28 @@ print(json.dumps({"event": "last"}), end="")
 """
 
 
-async def test_a_line_of_any_length_is_an_event_or_noise(monkeypatch, capfd):
-    monkeypatch.setattr(supervise, "resolve", lambda spec: None)
-    spec = supervise.EngineSpec(role=supervise.Role.UNIFIED, name="s", run_dir="/")
-    supervisor = supervise.Supervisor(spec, supervise.Path("/"), "")
-    process = await supervisor._exec("child", "-c", LONG)
-    events = [event async for event in supervision.child_events(process, supervisor._said_by("child"))]
+async def test_a_line_of_any_length_is_an_event_or_noise(capfd):
+    children = Children("s", LogFormat.HUMAN, StderrTerms())
+    process = await children.start("child", "-c", LONG)
+    events = [event async for event in children.events("child")]
     assert [event["event"] for event in events] == ["died", "last"]
     assert len(str(events[0]["detail"])) == 300_000
     assert await process.wait() == 0
-    await supervisor._kill_all()
+    await children.kill_all()
     noise = capfd.readouterr().err
     assert noise.count("#") == 5_000_000
     assert "[1, 2]\n" in noise
 
 
-async def test_what_comes_after_the_first_event_is_not_lost(monkeypatch):
+async def test_what_comes_after_the_first_event_is_not_lost():
     script = "\n".join(f"print({json.dumps(json.dumps({'event': str(number)}))})" for number in range(100))
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE)
     await process.wait()
     seen, noise = [], []
-    async for event in supervision.child_events(process, noise.append):
+    async for event in child_events(process, noise.append):
         seen.append(event["event"])
         break
-    seen += [event["event"] async for event in supervision.child_events(process, noise.append)]
+    seen += [event["event"] async for event in child_events(process, noise.append)]
     assert seen == [str(number) for number in range(100)]
 
 
@@ -189,11 +191,11 @@ def test_a_container_adds_what_only_it_knows_to_a_spec_that_many_share(tmp_path)
     path, key = tmp_path / "spec.json", tmp_path / "key"
     path.write_text(json.dumps({"role": "decode", "name": "decode", "run_dir": str(tmp_path / "run"), "key": ""}))
     key.write_text("secret\n")
-    assert supervise.own_spec(path, "", "", None)[1] == path
+    assert own_spec(path, "", "", None)[1] == path
     with pytest.raises(SpecError, match="run"):
-        supervise.own_spec(path, "pod-1", "10.0.0.1", key)
+        own_spec(path, "pod-1", "10.0.0.1", key)
     (tmp_path / "run").mkdir()
-    spec, own = supervise.own_spec(path, "pod-1", "10.0.0.1", key)
+    spec, own = own_spec(path, "pod-1", "10.0.0.1", key)
     assert (spec.name, spec.host, spec.key) == ("pod-1", "10.0.0.1", "secret")
     assert load_spec(own) == spec
     assert own.stat().st_mode & 0o777 == 0o600
@@ -209,23 +211,11 @@ async def test_fixed_ports_are_those_that_answer(tmp_path):
             sock.bind(("127.0.0.1", 0))
             free.append(sock.getsockname()[1])
     ports = dict(zip(("engine", "source", "probe"), free))
-    spec = {
-        "role": "prefill",
-        "name": "p",
-        "run_dir": str(tmp_path),
-        "scripted": {},
-        "transport": "stream",
-        "ports": ports,
-    }
-    (tmp_path / "in.json").write_text(json.dumps(spec))
-    argv = ("-m", "sluice_prefill", "--spec", str(tmp_path / "in.json"), "--name", "pod-1")
-    process = await asyncio.create_subprocess_exec(sys.executable, *argv, stdout=asyncio.subprocess.PIPE)
+    spec = {"role": "prefill", "name": "p", "run_dir": str(tmp_path), "scripted": {}, "transport": "stream"}
+    command = engine_command({**spec, "ports": ports})
+    process = Process(replace(command, argv=(*command.argv, "--name", "pod-1")))
     try:
-        assert process.stdout is not None
-        async for line in process.stdout:
-            event = json.loads(line)
-            if event["event"] == "ready":
-                break
+        event = await asyncio.to_thread(process.wait_ready)
         assert event["address"] == f"127.0.0.1:{ports['engine']}"
         assert event["source_address"] == f"127.0.0.1:{ports['source']}"
         reader, writer = await asyncio.open_connection("127.0.0.1", ports["probe"])
@@ -233,5 +223,4 @@ async def test_fixed_ports_are_those_that_answer(tmp_path):
         assert b" 200 " in await reader.readline()
         writer.close()
     finally:
-        process.terminate()
-        await process.wait()
+        await asyncio.to_thread(process.end)

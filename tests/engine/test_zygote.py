@@ -6,9 +6,8 @@ import array
 import json
 import os
 import select
+import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,6 +20,8 @@ from sluice_engine import wire
 from sluice_engine.pool import create_memory
 from sluice_engine.rank.rank import RankFailed, RankHello, RankReady, decode_rank_message
 from sluice_engine.spec import resolve
+from sluice_launch.commands import zygote_command
+from sluice_launch.process import Process
 from sluice_protocol.engine_spec import EngineSpec, ScriptedSpec
 from sluice_protocol.generate import Role
 
@@ -73,20 +74,8 @@ class Zygote:
         self.leader.bind(spec.socket_path)
         self.leader.listen()
         self.leader.settimeout(PATIENCE_S)
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "sluice_engine.rank.zygote",
-                "--socket",
-                str(self.path),
-                "--parent",
-                str(os.getpid()),
-            ],
-            stdout=subprocess.PIPE,
-        )
-        assert self.process.stdout is not None
-        assert b"zygote-ready" in self.process.stdout.readline()
+        self.process = Process(zygote_command(str(self.path)))
+        self.process.wait_ready()
 
     def connect(self) -> socket.socket:
         sock = socket.socket(socket.AF_UNIX)
@@ -101,10 +90,7 @@ class Zygote:
         return sorted(str(path.readlink()) for path in Path(f"/proc/{self.process.pid}/fd").iterdir())
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait(10)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        self.process.end(number=signal.SIGKILL)
         self.leader.close()
         os.close(self.memory)
 
@@ -123,7 +109,7 @@ def zygote(only_zygote: Zygote) -> Iterator[Zygote]:
     before = only_zygote.descriptors()
     bystander = Rank(only_zygote)
     yield only_zygote
-    assert only_zygote.process.poll() is None
+    assert not only_zygote.process.is_over
     Rank(only_zygote).end()
     assert bystander.end() == 0
     deadline = time.monotonic() + 5

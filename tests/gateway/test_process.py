@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ import pytest
 
 from sluice_gateway.memory import Fault, MemoryClient, MemoryEngine
 from sluice_gateway.routing.engine import EngineLost
+from sluice_launch.commands import lone_gateway_command
+from sluice_launch.process import Process
 from sluice_protocol import codec
 from sluice_protocol.generate import Role
 from sluice_protocol.v1.engine_pb2_grpc import EngineServicer, add_EngineServicer_to_server
@@ -97,9 +100,9 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 @dataclass
-class Process:
+class Gateway:
     url: str
-    popen: subprocess.Popen[str]
+    popen: subprocess.Popen[bytes]
     http: httpx.AsyncClient
 
     async def text(self, tokens: int = 20) -> str:
@@ -122,24 +125,23 @@ def launch(command: list[str]) -> subprocess.Popen[str]:
 
 
 @asynccontextmanager
-async def gateway(tmp_path: Path, *arguments: str) -> AsyncIterator[Process]:
+async def gateway(tmp_path: Path, *arguments: str) -> AsyncIterator[Gateway]:
     """A gateway process; it must exit with 0 when it is asked to."""
     key_file = tmp_path / "key"
     key_file.write_text(KEY + "\n")
-    command = [sys.executable, "-m", "sluice_gateway", "--model-name", "m", "--tokenizer", "bytes"]
-    command += ["--key-file", str(key_file), "--shutdown-s", "3", *arguments]
-    popen = launch(command)
+    told = ("--model-name", "m", "--tokenizer", "bytes", "--key-file", str(key_file), "--shutdown-s", "3", *arguments)
+    log = Path(tempfile.mkdtemp(dir=tmp_path)) / "stderr"
+    running = Process(lone_gateway_command(told), log)
     try:
-        assert popen.stdout is not None
-        ready = json.loads(await asyncio.to_thread(popen.stdout.readline))
-        assert ready["pid"] == popen.pid
+        ready = await asyncio.to_thread(running.wait_ready)
+        assert ready["pid"] == running.pid
         async with httpx.AsyncClient(base_url=ready["url"], timeout=60) as http:
-            yield Process(ready["url"], popen, http)
-        popen.terminate()
-        assert await asyncio.to_thread(popen.wait, 30) == 0
+            yield Gateway(ready["url"], running.popen, http)
+        running.popen.terminate()
+        assert await asyncio.to_thread(running.wait, 30) == 0
     finally:
-        popen.kill()
-        _, errors = popen.communicate()
+        running.end(number=signal.SIGKILL)
+        errors = log.read_text()
         assert "Traceback" not in errors, errors
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from chromium import Page, browser, chromium
-from stack_double import RunningStack, eventually
+from stack_double import RunningStack
+
+from sluice_launch.process import eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(170)]
 # A wedge is named soon, and its service stays to be looked at.

@@ -14,7 +14,9 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
-from stack_double import RunningStack, eventually
+from stack_double import RunningStack
+
+from sluice_launch.process import Late, eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(110)]
 
@@ -64,7 +66,7 @@ def test_the_supervisor_answers_for_it_and_sigterm_is_passed_on(stack: RunningSt
     assert engine["health"].startswith("http://127.0.0.1:")
     assert engine["load"]["max_running"] > 0
     assert stack.gateway is not None
-    assert stack.gateway.stop() == 0
+    assert stack.gateway.end() == 0
 
 
 def test_a_killed_gateway_is_a_death_with_evidence(stack: RunningStack) -> None:
@@ -72,7 +74,7 @@ def test_a_killed_gateway_is_a_death_with_evidence(stack: RunningStack) -> None:
     os.kill(told["gateway"], signal.SIGKILL)
     assert stack.gateway is not None
     assert stack.gateway.popen.wait(30) == 1
-    stack.gateway.stop()
+    stack.gateway.end()
     said = events(stack)
     assert (said["incident"]["reason"], said["incident"]["culprit"]) == ("GatewayDead", "gateway")
     assert said["died"]["cause"].startswith("Dead: GatewayDead: gateway (ended with -9)")
@@ -84,7 +86,7 @@ def test_a_gateway_that_cannot_import_says_what(stack: RunningStack, tmp_path: P
     (tmp_path / "tokenizers").mkdir()
     (tmp_path / "tokenizers" / "__init__.py").write_text("import not_there_at_all")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(AssertionError, match="it ended with 1 first"):
+    with pytest.raises(Late, match="gateway ended with 1 before"):
         stack.start_gateway(health={})
     cause = events(stack)["died"]["cause"]
     assert cause.startswith("Dead: GatewayDead: gateway (ended with 1: ModuleNotFoundError: No module named")
@@ -96,7 +98,7 @@ def test_a_stopped_gateway_is_a_wedge_with_its_state(stack: RunningStack) -> Non
     os.kill(told["gateway"], signal.SIGSTOP)
     assert stack.gateway is not None
     assert stack.gateway.popen.wait(40) == 3
-    stack.gateway.stop()
+    stack.gateway.end()
     said = events(stack)
     assert (said["incident"]["reason"], said["incident"]["culprit"]) == ("EventLoopBlocked", "gateway.loop")
     assert "stopped by a signal" in said["incident"]["message"]

@@ -16,12 +16,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from stopped import stop_process
 
 from sluice_engine.leader.marks import LeaderMarks
 from sluice_engine.supervisor import supervise
 from sluice_gateway import supervised
 from sluice_gateway.status.watched_rows import GATEWAY_KIND, GATEWAY_MIRROR, GATEWAY_ROWS, GatewayReason
+from sluice_launch.process import stop_process
+from sluice_protocol.engine_spec import EngineSpec
+from sluice_protocol.generate import Role
 from sluice_protocol.service_spec import HealthSpec
 from sluice_runtime.health import evidence
 from sluice_runtime.health.guard import EXIT_DEAD, EXIT_WEDGED, Guard, Policy, Service
@@ -30,6 +32,7 @@ from sluice_runtime.health.layout import WORD, Field, Header, Phase, Readiness, 
 from sluice_runtime.health.reading import Copy
 from sluice_runtime.health.recorder import Recorder
 from sluice_runtime.health.verdict import Kind, Verdict
+from sluice_runtime.process.supervisor import Supervisor
 
 ALL_ONES = (1 << 64) - 1
 
@@ -89,44 +92,40 @@ def test_numbers_that_are_full_end_no_thread(tmp_path: Path) -> None:
 # -- what the supervisor of a gateway does, and that of an engine ------------------------------------------------------
 
 
-def gateway_run(run_dir: Path) -> tuple[Guard, Callable[[], object]]:
+async def asleep(supervisor: Supervisor, name: str) -> None:
+    """The life of a child that says nothing and does not end."""
+    await (await supervisor.children.start(name, "-c", "import time; time.sleep(60)")).wait()
+
+
+def gateway_run(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
     health = HealthSpec(quarantine_s=0)
-    supervisor = supervised.GatewaySupervisor(supervised.GatewaySpec("gateway", run_dir, (), health))
-
-    async def spawn() -> object:
-        return await asyncio.create_subprocess_exec("sleep", "60", stdout=asyncio.subprocess.PIPE)
-
-    supervisor._spawn = spawn  # type: ignore[method-assign,assignment]
-    return supervisor.guard, supervisor.run
+    supervisor = supervised.gateway_supervisor(supervised.GatewaySpec("gateway", run_dir, (), health))
+    monkeypatch.setattr(supervisor.workload, "lives", lambda: [asleep(supervisor, "gateway")])
+    return supervisor
 
 
-def engine_run(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Guard, Callable[[], object]]:
+def engine_run(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
     monkeypatch.setattr(supervise, "resolve", lambda spec: SimpleNamespace(layouts=None, pools=None, facts={}))
     monkeypatch.setattr(supervise, "create_memory", lambda *_: os.memfd_create("pools"))
     health = HealthSpec(quarantine_s=0)
-    spec = supervise.EngineSpec(role=supervise.Role.UNIFIED, name="u", run_dir=str(run_dir), health=health)
-    supervisor = supervise.Supervisor(spec, run_dir / "spec.json", "")
-
-    async def child() -> None:
-        supervisor._processes["leader"] = await asyncio.create_subprocess_exec("sleep", "60")
-        await supervisor._processes["leader"].wait()
-
-    monkeypatch.setattr(supervisor, "_children", lambda: [child()])
-    return supervisor.guard, supervisor.run
+    spec = EngineSpec(role=Role.UNIFIED, name="u", run_dir=str(run_dir), health=health)
+    supervisor = supervise.engine_supervisor(spec, run_dir / "spec.json", "")
+    monkeypatch.setattr(supervisor.workload, "lives", lambda: [asleep(supervisor, "leader")])
+    return supervisor
 
 
-Run = Callable[[], tuple[Guard, Callable[[], object]]]
+Run = Callable[[], Supervisor]
 
 
 @pytest.fixture(params=["gateway", "engine"])
 def make_run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    return lambda: gateway_run(tmp_path) if request.param == "gateway" else engine_run(tmp_path, monkeypatch)
+    return lambda: (gateway_run if request.param == "gateway" else engine_run)(tmp_path, monkeypatch)
 
 
 async def begun(make_run: Run) -> tuple[Guard, asyncio.Task[Any]]:
     """A supervisor that has its processes, and its end."""
-    guard, run = make_run()
-    running: asyncio.Task[Any] = asyncio.create_task(run())  # type: ignore[arg-type]
+    supervisor = make_run()
+    guard, running = supervisor.guard, asyncio.create_task(supervisor.run())
     async with asyncio.timeout(30):
         while not guard.service.pids():  # noqa: ASYNC110 - of real processes
             await asyncio.sleep(0.02)
@@ -188,13 +187,13 @@ async def test_whatever_ends_the_watch_is_named_also_in_a_drain(
 async def test_a_defect_in_what_listens_to_a_child_is_an_incident(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, run = engine_run(tmp_path, monkeypatch)
+    supervisor = engine_run(tmp_path, monkeypatch)
 
     async def broken() -> None:
         raise KeyError("address")
 
-    monkeypatch.setattr(run.__self__, "_children", lambda: [broken()])  # type: ignore[attr-defined]
-    assert await asyncio.wait_for(run(), 30) == EXIT_DEAD  # type: ignore[arg-type]
+    monkeypatch.setattr(supervisor.workload, "lives", lambda: [broken()])
+    assert await asyncio.wait_for(supervisor.run(), 30) == EXIT_DEAD
     assert (tmp_path / "termination-log").read_text().startswith("Dead: SupervisorFailed: supervisor (KeyError: ")
 
 
@@ -236,21 +235,23 @@ async def test_without_room_for_a_recorder_the_start_has_failed_by_name(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    _, run = make_run()
-    assert await asyncio.wait_for(run(), 30) == EXIT_DEAD  # type: ignore[arg-type]
+    supervisor = make_run()
+    assert await asyncio.wait_for(supervisor.run(), 30) == EXIT_DEAD
     message = (tmp_path / "termination-log").read_text()
     assert message.startswith("Dead: StartFailed: supervisor (OSError: [Errno 28]")
     assert not list(tmp_path.glob("*.new"))
 
 
 async def test_a_gateway_that_cannot_be_started_is_an_incident(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, run = gateway_run(tmp_path)
+    supervisor = supervised.gateway_supervisor(
+        supervised.GatewaySpec("gateway", tmp_path, (), HealthSpec(quarantine_s=0))
+    )
 
-    async def spawn() -> None:
+    async def no_room(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(run.__self__, "_spawn", spawn)  # type: ignore[attr-defined]
-    assert await asyncio.wait_for(run(), 30) == EXIT_DEAD  # type: ignore[arg-type]
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", no_room)
+    assert await asyncio.wait_for(supervisor.run(), 30) == EXIT_DEAD
     message = (tmp_path / "termination-log").read_text()
     assert message.startswith("Dead: GatewayDead: gateway (BlockingIOError: [Errno 11]")
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import psutil
 import pytest
-from stack_double import Process, eventually
-from stopped import stop_process
 
+from sluice_launch.commands import Command
+from sluice_launch.process import Process, eventually, stop_process
 from sluice_runtime.health.incidents import read_incidents
 
 MODEL = Path(__file__).parents[2] / "models" / "recall-1m"
@@ -39,11 +39,13 @@ def write_spec(run_dir: Path, **fields: Any) -> str:
 
 @contextmanager
 def supervised(run_dir: Path, **fields: Any) -> Iterator[Process]:
-    process = Process("-m", "sluice_engine.supervisor.supervise", "--spec", write_spec(run_dir, **fields))
+    process = Process(
+        Command("u-0", ("-m", "sluice_engine.supervisor.supervise", "--spec", write_spec(run_dir, **fields)))
+    )
     try:
         yield process
     finally:
-        process.stop(5)
+        process.end(5)
 
 
 def leader_of(supervisor: int) -> int:
@@ -55,7 +57,7 @@ def leader_of(supervisor: int) -> int:
 
 def early_leader(process: Process) -> int:
     """It imports for much longer than we look for it."""
-    leader: int = eventually(lambda: leader_of(process.popen.pid), "a leader")
+    leader: int = eventually(lambda: leader_of(process.pid), "a leader")
     assert not any(event["event"] == "loading" for event in process.events)
     return leader
 

@@ -22,6 +22,7 @@ PACKAGES = (
     "services",
     "operator",
     "tools/cli",
+    "tools/launch",
     "tools/harness",
     "tools/faults",
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from stack_double import Process, RunningStack
+from stack_double import RunningStack, started_zygote
 
 from sluice_gateway.text.tokenizer import load_tokenizer
 
@@ -40,12 +39,11 @@ def damaged(folder: Path, tensor: str, rows: slice) -> Path:
 @pytest.fixture(scope="module")
 def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     path = str(tmp_path_factory.mktemp("zygote") / "z.sock")
-    process = Process("-m", "sluice_engine.rank.zygote", "--socket", path, "--parent", str(os.getpid()))
+    process = started_zygote(path)
     try:
-        process.wait_event(lambda event: event.get("event") == "zygote-ready")
         yield path
     finally:
-        process.stop()
+        process.end()
 
 
 @pytest.fixture
@@ -137,4 +135,4 @@ def test_weights_that_compute_nothing_but_nan_do_not_start(zygote: str, tmp_path
         died = engine.wait_event(lambda event: event.get("event") == "died" and "cause" in event)
         assert "WarmUpFailed" in died["cause"]
         assert "BadLogits" in died["cause"]
-        assert engine.stop() == 1
+        assert engine.end() == 1

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 from control_plane_pki import Authority
 from slice_server import SliceServer
-from stack_double import KEY, Process, RunningStack, eventually
+from stack_double import KEY, RunningStack
 
+from sluice_launch.commands import lone_gateway_command
+from sluice_launch.process import Process, eventually
 from sluice_runtime.address import split
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -82,12 +84,13 @@ def test_engines_that_come_and_go_are_followed_and_an_api_server_that_is_away_ch
         api.put("p", prefill)
         api.put("d0", one)
         (stack.directory / "key").write_text(KEY)
-        stack.gateway = Process(
-            *("-m", "sluice_gateway", "--parent", str(os.getpid()), "--model-name", "m", "--tokenizer", "bytes"),
+        arguments = (
+            *("--model-name", "m", "--tokenizer", "bytes"),
             *("--key-file", str(stack.directory / "key"), "--discover", "ns/m-prefill,m-decode"),
             *("--service-account", str(tmp_path / "account"), "--report-listen", "127.0.0.1:0", "--shutdown-s", "2"),
         )
-        ready = stack.gateway.wait_event(lambda event: "url" in event)
+        stack.gateway = Process(lone_gateway_command(arguments))
+        ready = stack.gateway.wait_ready()
         stack.url, stack.report_address = ready["url"], ready["report"]
 
         def routed() -> set[str]:
@@ -132,11 +135,8 @@ def test_a_report_port_that_is_taken_ends_the_gateway_and_says_so(capfd):
     with RunningStack() as stack:
         stack.start("unified")
         stack.start_gateway()
-        (stack.directory / "key").write_text(KEY)
-        second = Process(
-            *("-m", "sluice_gateway", "--parent", str(os.getpid()), "--model-name", "m", "--tokenizer", "bytes"),
-            *("--report-listen", stack.report_address),
-        )
+        arguments = ("--model-name", "m", "--tokenizer", "bytes", "--report-listen", stack.report_address)
+        second = Process(lone_gateway_command(arguments))
         assert second.popen.wait(60) == 1
-        assert second.stop() == 1
+        assert second.end() == 1
     assert f"--report-listen {stack.report_address}: nothing can be bound there" in capfd.readouterr().err

@@ -9,8 +9,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from stack_double import EngineProcess, RunningStack, eventually, send_signal
-from stopped import stop_process
+from stack_double import EngineProcess, RunningStack, send_signal
+
+from sluice_launch.process import eventually, stop_process
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -187,7 +188,7 @@ def test_an_idle_engine_is_empty_at_once_and_stays_for_whoever_asks(idle):
     assert (told.remaining, told.empty) == (0, True)
     load = engine.load()
     assert (load.draining, load.empty, load.quarantined) == (True, True, False)
-    engine.process.wait_event(lambda event: event.get("event") == "drained")
+    engine.process.wait_for("drained")
     status, said = engine.probe("/readyz")
     assert (status, said["draining"], said["quarantined"]) == (503, True, False)
     assert engine.probe("/livez")[0] == 200
@@ -227,7 +228,7 @@ def test_an_engine_that_is_stuck_in_its_drain_is_named_and_ends(asked) -> None:
             assert not engine.drain().empty
         else:
             send_signal(engine.supervisor, 15)
-        incident = engine.process.wait_event(lambda event: event.get("event") == "incident")
+        incident = engine.process.wait_for("incident")
         assert (incident["reason"], incident["culprit"]) == ("DrainStalled", "leader.loop")
         eventually(lambda: engine.process.popen.poll() is not None, "it ends", 60.0)
         assert stack.forget(engine.name) == 3

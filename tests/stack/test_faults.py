@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from stack_double import KEY, EngineProcess, RunningStack, eventually
-from stopped import stop_process
+from stack_double import KEY, EngineProcess, RunningStack
 
+from sluice_launch.process import Late, eventually, stop_process
 from sluice_protocol.codec import encode_sampling
 from sluice_protocol.generate import SCHEMA_VERSION
 from sluice_protocol.sampling import Sampling
@@ -192,7 +192,7 @@ def test_two_checkpoints_of_one_shape_are_no_pair():
     with RunningStack() as stack:
         prefill = stack.start("prefill", scripted={"step_cost_us": 1.0})[0]
         decode = stack.start("decode", scripted={"step_cost_us": 2.0})[0]
-        with pytest.raises(AssertionError, match="sees a pair"):
+        with pytest.raises(Late, match="sees a pair"):
             stack.start_gateway(ready_s=3.0)
         status, body = stack.get("/readyz")
         assert status == 503

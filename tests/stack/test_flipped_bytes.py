@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from engine_memory import EngineMemory
-from stack_double import ChatStream, EngineProcess, RunningStack, eventually
-from stopped import stop_process
+from stack_double import ChatStream, EngineProcess, RunningStack
 
+from sluice_launch.process import eventually, stop_process
 from sluice_records import RecordKind
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]

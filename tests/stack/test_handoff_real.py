@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
-from stack_double import KEY, ChatStream, Process, RunningStack
+from stack_double import KEY, ChatStream, RunningStack
 
 from sluice_protocol.codec import encode_sampling
 from sluice_protocol.sampling import Sampling
@@ -83,11 +82,8 @@ def test_no_read_after_a_first_token_that_ends_the_request():
 def test_the_trained_model_hands_over_and_answers_exactly():
     rows = [json.loads(line) for line in (MODEL / "heldout.jsonl").read_text().splitlines()][::20]
     with RunningStack(model=str(MODEL)) as stack:
-        path = str(stack.directory / "zygote.sock")
-        zygote = Process("-m", "sluice_engine.rank.zygote", "--socket", path, "--parent", str(os.getpid()))
+        zygote = stack.spawn_zygote()
         try:
-            stack.zygote = path
-            zygote.wait_event(lambda event: event.get("event") == "zygote-ready")
             stack.start("prefill", "decode")
             stack.start_gateway()
             with ThreadPoolExecutor(len(rows)) as pool:
@@ -98,6 +94,6 @@ def test_the_trained_model_hands_over_and_answers_exactly():
             for engine in stack.engines.values():
                 engine.settled()
             for engine in stack.engines.values():
-                engine.process.stop()
+                engine.process.end()
         finally:
-            zygote.stop()
+            zygote.end()

@@ -9,8 +9,9 @@ from http.client import HTTPConnection
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from stack_double import EngineProcess, RunningStack, eventually, send_signal
-from stopped import stop_process
+from stack_double import EngineProcess, RunningStack, send_signal
+
+from sluice_launch.process import eventually, stop_process
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -63,7 +64,7 @@ def test_a_stuck_leader_is_named_by_its_supervisor_and_silent_itself() -> None:
         status, told = probe(engine, "/health")
         assert status == 200  # not yet: it has its budget
         assert told["verdict"] in ("idle", "progressing", "slow")  # somebody may be waiting to be accepted
-        incident = engine.process.wait_event(lambda event: event.get("event") == "incident")
+        incident = engine.process.wait_for("incident")
         assert (incident["reason"], incident["culprit"]) == ("SchedulerFrozen", "leader.loop")
         assert engine.process.popen.wait(30) == 3
         assert stack.forget(engine.name) == 3

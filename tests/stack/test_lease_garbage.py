@@ -9,9 +9,10 @@ from queue import Queue
 
 import grpc
 import pytest
-from stack_double import KEY, RunningStack, eventually
+from stack_double import KEY, RunningStack
 
 from sluice_engine.spec import load_spec, resolve
+from sluice_launch.process import eventually
 from sluice_protocol import codec
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.generate import SCHEMA_VERSION

@@ -15,8 +15,9 @@ import grpc
 import psutil
 import pytest
 from lying_source import METADATA, BareGateway, Lie, LyingSource, open_message
-from stack_double import EngineProcess, RunningStack, eventually
+from stack_double import EngineProcess, RunningStack
 
+from sluice_launch.process import eventually
 from sluice_protocol.v1 import engine_pb2, source_pb2, source_pb2_grpc
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]

@@ -7,8 +7,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from stack_double import RunningStack, eventually, send_signal
-from stopped import stop_process
+from stack_double import RunningStack, send_signal
+
+from sluice_launch.process import eventually, stop_process
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -27,7 +28,7 @@ def test_a_leader_that_accepts_nobody_is_named_though_its_loops_turn() -> None:
         close_the_door(engine.pid("leader"))
         host, _, port = engine.address.rpartition(":")
         knocking = [socket.create_connection((host, int(port)), timeout=10) for _ in range(2)]
-        incident = engine.process.wait_event(lambda event: event.get("event") == "incident")
+        incident = engine.process.wait_for("incident")
         assert (incident["reason"], incident["culprit"]) == ("NotAccepting", "leader.accept")
         assert engine.process.popen.wait(30) == 3
         for client in knocking:
@@ -41,7 +42,7 @@ def test_what_hangs_in_its_drain_is_told_whatever_the_floor_is() -> None:
         (engine,) = stack.start("unified")
         stop_process(engine.pid("leader"))
         send_signal(engine.supervisor, 15)
-        incident = engine.process.wait_event(lambda event: event.get("event") == "incident")
+        incident = engine.process.wait_for("incident")
         assert (incident["reason"], incident["culprit"]) == ("DrainStalled", "leader.loop")
         eventually(lambda: engine.process.popen.poll() is not None, "it ends", 60.0)
         assert stack.forget(engine.name) == 3

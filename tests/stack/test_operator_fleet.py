@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from stack_double import KEY, RunningStack, eventually
-from stopped import stop_process
+from stack_double import KEY, RunningStack
 
+from sluice_launch.process import eventually, stop_process
 from sluice_operator.decide.observed import Pod
 from sluice_operator.live.fleet import Contact, Heard
 from sluice_operator.live.fleet_client import LiveFleet
@@ -108,6 +108,6 @@ def test_an_engine_in_quarantine_is_told_of_by_its_supervisor(stack):
     host, port = split(engine.address)
     assert (host, int(port) > 0) == (HOSTS["decode-0"], True)
     stop_process(engine.pid("leader"))
-    engine.process.wait_event(lambda event: event.get("event") == "quarantined")
+    engine.process.wait_for("quarantined")
     load = look(stack).loads["decode-0"]
     assert (load.quarantined, load.empty) == (True, True)

@@ -6,8 +6,10 @@ from urllib.parse import urlsplit
 
 import pytest
 from lying_source import BareGateway
-from stack_double import EngineProcess, RunningStack, eventually
+from stack_double import EngineProcess, RunningStack
 from tcp_proxy import TcpProxy
+
+from sluice_launch.process import eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from stack_double import RunningStack, eventually
-from stopped import stop_process
+from stack_double import RunningStack
+
+from sluice_launch.process import eventually, stop_process
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 

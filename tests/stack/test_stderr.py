@@ -42,7 +42,7 @@ def test_every_line_is_json_where_that_is_asked_for_also_a_traceback_of_a_rank(t
         more = {"log": "json", "faults": str(tmp_path), "health": {"quarantine_s": 0}}
         process = stack.spawn("unified", "unified-0", more)
         assert process.popen.wait(60) == 1
-        process.stop()
+        process.end()
     records = [json.loads(line) for line in log.read_text().splitlines()]
     said = [record["text"] for record in records if record.get("process") == "rank0"]
     begins = said.index("Traceback (most recent call last):")

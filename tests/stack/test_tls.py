@@ -13,9 +13,10 @@ from urllib.request import urlopen
 
 import grpc
 import pytest
-from stack_double import KEY, RunningStack, eventually
+from stack_double import KEY, RunningStack
 from tls_folder import TlsFolder, authority, leaf, secrets
 
+from sluice_launch.process import Late, eventually
 from sluice_operator.keys.rotation import BeginRotation, Lives, rotate
 from sluice_operator.names import PodRole
 from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc
@@ -163,9 +164,9 @@ def test_an_engine_that_nobody_believes_is_told_of_by_the_gateway_and_comes_back
     decode = stack.engines["decode-0"]
     eventually(lambda: other.id in status(decode.process)["certificate"]["trusted"], "it has the other certificate")
     # Connections that are there stay; a gateway that begins anew sees who it is.
-    stack.gateway.stop()
+    stack.gateway.end()
     stack.gateway = None
-    with pytest.raises(AssertionError, match="the gateway sees a pair"):
+    with pytest.raises(Late, match="the gateway sees a pair"):
         stack.start_gateway("--tls-dir", stack.tls("gateway"), ready_s=3.0, health={"floor_s": 30.0})
     (told,) = [e for e in status(stack.gateway)["gateway"]["engines"] if e["role"] == "decode"]
     assert "is signed by none of the CAs that we trust" in told["trouble"]
@@ -181,9 +182,9 @@ def test_an_engine_without_a_certificate_says_so_and_ends():
         stack.folders[PodRole.PREFILL].write({"tls.crt": b"", "tls.key": b"", "ca.crt": b""})
         process = stack.spawn("prefill", "prefill-0", {})
         try:
-            died = process.wait_event(lambda event: event.get("event") == "died")
+            died = process.wait_for("died")
             assert process.popen.wait(60) == 1
         finally:
-            process.stop()
+            process.end()
         assert died["reason"] == "IdentityInvalid"
         assert "tls.crt" in died["detail"]

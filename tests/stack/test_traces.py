@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from stack_double import RunningStack, eventually
+from stack_double import RunningStack
+
+from sluice_launch.process import eventually
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 

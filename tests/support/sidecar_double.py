@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stopped import stop_process
 from transfer_double import KEY, PLAN, fill, item, new_memory, tiny_layouts
 
 from sluice_engine.pool import RecordPool
@@ -24,6 +20,8 @@ from sluice_engine.transfer.messages import PullEvent, PullFailed, PullsTerminal
 from sluice_engine.transfer.pull import PullerSettings
 from sluice_engine.transfer.spec import MemorySpec, SidecarRole, SidecarSpec, write_spec
 from sluice_engine.transfer.verify import VerifyPolicy
+from sluice_launch.commands import Command
+from sluice_launch.process import Process, stop_process
 from sluice_protocol.fingerprint import Fingerprint
 from sluice_protocol.source import SourceHello
 from sluice_records import Layouts, PoolPlan, RecordKind
@@ -78,12 +76,8 @@ class Sidecar:
         spec_fd = write_spec(spec)
         told = ["--spec-fd", str(spec_fd), "--memory-fd", str(memory.fd), "--socket", str(self.socket)]
         told += ["--lanes", lanes, *(["--test-hooks"] if hooks else [])]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "sluice_engine.transfer.sidecar", *told],
-            pass_fds=(spec_fd, memory.fd),
-            stdout=subprocess.PIPE,
-            env=os.environ | (environment or {}),
-        )
+        command = Command("sidecar", ("-m", "sluice_engine.transfer.sidecar", *told))
+        self.process = Process(command, pass_fds=(spec_fd, memory.fd), environment=environment)
         os.close(spec_fd)
         self.events: list[PullEvent] = []
         self._changed = asyncio.Event()
@@ -153,24 +147,19 @@ class Sidecar:
 
     def kill(self) -> None:
         """The fence: after this returns nothing lands any more."""
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(timeout=20)
+        self.process.end(number=signal.SIGKILL)
 
     def exit_line(self) -> dict[str, object]:
         """The last JSON line that it printed; waits for its end."""
-        assert self.process.stdout is not None
-        out, _ = self.process.communicate(timeout=30)
-        lines = [line for line in out.decode().splitlines() if line.startswith("{")]
-        return dict(json.loads(lines[-1])) if lines else {}
+        self.process.wait(30)
+        self.process.end()
+        return dict(self.process.events[-1]) if self.process.events else {}
 
     async def end(self) -> None:
         self.kill()
         if hasattr(self, "link"):
             async with asyncio.timeout(10):
                 await self.link.close()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
         self.socket.unlink(missing_ok=True)
 
 

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
@@ -22,73 +16,15 @@ from urllib.parse import urlsplit
 import grpc
 import psutil
 
+from sluice_launch.commands import engine_command, gateway_command, lone_gateway_command, zygote_command
+from sluice_launch.place import Place
+from sluice_launch.process import Late, Process, eventually
 from sluice_protocol.generate import SCHEMA_VERSION
 from sluice_protocol.v1 import engine_pb2, engine_pb2_grpc, fleet_pb2, fleet_pb2_grpc
 from sluice_runtime.rpc.options import KEY_HEADER
 
 KEY = "test-key"
 DEADLINE_S = 90.0
-
-
-def eventually(check: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
-    """The first true value of `check`; polled, for there is nothing to wait on from outside a process."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = check()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
-        time.sleep(0.02)
-
-
-class Process:
-    """A child whose stdout is JSON lines, read by a thread so that it can never block on a full pipe. `stderr`: a file
-    descriptor; None leaves it where ours is."""
-
-    def __init__(self, *argv: str, stderr: int | None = None) -> None:
-        self.popen = subprocess.Popen(
-            [sys.executable, *argv],
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self.events: list[dict[str, Any]] = []
-        self._fresh: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.popen.stdout is not None
-        for line in self.popen.stdout:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            self.events.append(event)
-            self._fresh.put(event)
-        self._fresh.put(None)
-
-    def wait_event(self, match: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        deadline = time.monotonic() + DEADLINE_S
-        while True:
-            event = self._fresh.get(timeout=max(0.1, deadline - time.monotonic()))
-            assert event is not None, f"it ended with {self.popen.wait()} first: {self.events[-3:]}"
-            if match(event):
-                return event
-
-    def stop(self, timeout_s: float = 40.0) -> int:
-        if self.popen.poll() is None:
-            self.popen.terminate()
-        try:
-            status = self.popen.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self.popen.kill()
-            status = self.popen.wait(10)
-        self._reader.join(10)
-        assert self.popen.stdout is not None
-        self.popen.stdout.close()
-        return status
 
 
 @dataclass
@@ -104,7 +40,7 @@ class EngineProcess:
 
     @property
     def supervisor(self) -> int:
-        return self.process.popen.pid
+        return self.process.pid
 
     def pid(self, what: str) -> int:
         """Of its leader, rank or transport sidecar."""
@@ -173,15 +109,16 @@ class RunningStack:
 
     def __enter__(self) -> RunningStack:
         self.directory = Path(tempfile.mkdtemp(prefix="sluice-test-"))
+        self.place = Place(self.directory, KEY)
         self._all_pids: set[int] = set()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._note_pids()
         if self.gateway is not None:
-            self.gateway.stop()
+            self.gateway.end()
         for engine in self.engines.values():
-            engine.process.stop()
+            engine.process.end()
         eventually(lambda: not [pid for pid in self._all_pids if psutil.pid_exists(pid)], "all processes are gone")
         shutil.rmtree(self.directory)
 
@@ -193,43 +130,38 @@ class RunningStack:
             begun.append((role, name))
         processes = [(role, name, self.spawn(role, name, spec)) for role, name in begun]
         for role, name, process in processes:
-            ready = process.wait_event(lambda event: event.get("event") == "ready")
-            self.engines[name] = EngineProcess(name, role, process, ready)
+            self.engines[name] = EngineProcess(name, role, process, process.wait_ready())
         self._note_pids()
         return [self.engines[name] for _, name, _ in processes]
 
-    def _command(self, role: str) -> tuple[str, ...]:
-        """What runs an engine of that role."""
-        return ("-m", "sluice_engine.supervisor.supervise")
+    def _program(self, role: str) -> tuple[str, ...]:
+        """What runs an engine of that role; empty: the product's own."""
+        return ()
 
     def spawn(self, role: str, name: str, more: dict[str, Any]) -> Process:
-        run_dir = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.directory))
-        told: dict[str, Any] = {"role": role, "name": name, "run_dir": str(run_dir), "key": KEY}
+        told: dict[str, Any] = {"role": role, "name": name, "run_dir": str(self.place.run_dir(name)), "key": KEY}
         told |= {"model": self.model} if self.model else {"scripted": self.scripted}
-        path = run_dir / "spec.json"
-        path.write_text(json.dumps(told | self.spec | more))
-        argv = [*self._command(role), "--spec", str(path), "--parent", str(os.getpid())]
-        return Process(*argv, *(["--zygote", self.zygote] if self.zygote else []), stderr=self.stderr)
+        return Process(engine_command(told | self.spec | more, self.zygote, self._program(role)), self.stderr)
+
+    def spawn_zygote(self) -> Process:
+        """Ready; engines that start from now on have their ranks of it."""
+        self.zygote = str(self.place.zygote)
+        return started_zygote(self.zygote)
 
     def start_gateway(self, *more: str, ready_s: float = 30.0, health: dict[str, Any] | None = None) -> str:
         """`health`: fields of HealthSpec; given, it runs under a supervisor."""
-        (self.directory / "key").write_text(KEY)
         self.write_fleet()
-        parent = ["--parent", str(os.getpid())]
-        start = ["-m", "sluice_gateway", *parent]
-        if health is not None:
-            run_dir = Path(tempfile.mkdtemp(prefix="gateway-", dir=self.directory))
-            start = ["-m", "sluice_gateway.supervised", *parent]
-            start += ["--run-dir", str(run_dir), "--health", json.dumps(health), "--"]
-        self.gateway = Process(
-            *(*start, "--model-name", "m", "--tokenizer", self.model or "bytes"),
-            *("--key-file", str(self.directory / "key"), "--fleet-file", str(self.directory / "fleet.json")),
-            *("--shutdown-s", "2", "--report-listen", "127.0.0.1:0", *more),
-            stderr=self.stderr,
+        arguments = self.place.gateway_arguments(
+            "m", self.model or "bytes", "--shutdown-s", "2", "--report-listen", "127.0.0.1:0", *more
         )
-        ready = self.gateway.wait_event(lambda event: "url" in event)
+        if health is None:
+            command = lone_gateway_command(arguments)
+        else:
+            command = gateway_command(self.place.run_dir("gateway"), arguments, health)
+        self.gateway = Process(command, self.stderr)
+        ready = self.gateway.wait_ready()
         self.url, self.report_address = ready["url"], ready["report"]
-        self._all_pids |= {self.gateway.popen.pid, int(ready["pid"])}
+        self._all_pids |= {self.gateway.pid, int(ready["pid"])}
         eventually(lambda: self.get("/readyz")[0] == 200, "the gateway sees a pair", ready_s)
         return self.url
 
@@ -243,14 +175,11 @@ class RunningStack:
     def write_fleet(self, *names: str) -> None:
         """`names`: of the engines that the gateway may see; all of them without any."""
         seen = [engine for name, engine in self.engines.items() if name in names or not names]
-        members = [{"role": e.role, "address": e.address} for e in seen]
-        fresh = self.directory / "fleet.new"
-        fresh.write_text(json.dumps({"members": members}))
-        fresh.replace(self.directory / "fleet.json")
+        self.place.write_fleet({"role": e.role, "address": e.address} for e in seen)
 
     def forget(self, name: str) -> int:
         """An engine that was killed: its supervisor's exit status."""
-        return self.engines.pop(name).process.stop()
+        return self.engines.pop(name).process.end()
 
     def get(self, path: str) -> tuple[int, Any]:
         connection = self.connect()
@@ -325,3 +254,14 @@ class ChatStream:
 
 def send_signal(pid: int, sig: signal.Signals) -> None:
     os.kill(pid, sig)
+
+
+def started_zygote(path: str) -> Process:
+    """At that socket, ready."""
+    process = Process(zygote_command(path))
+    try:
+        process.wait_ready()
+    except Late:
+        process.end()
+        raise
+    return process

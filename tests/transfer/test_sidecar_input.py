@@ -144,7 +144,7 @@ async def test_garbage_from_the_leader_after_a_pull_is_the_end_of_the_process(pa
         await pair.reader.link.closed
     line = await asyncio.to_thread(pair.reader.exit_line)
     assert line["reason"] == "LeaderFrameError"
-    assert pair.reader.process.returncode == EXIT_LEADER_GONE
+    assert pair.reader.process.popen.returncode == EXIT_LEADER_GONE
 
 
 async def test_a_leader_that_leaves_after_a_pull_ends_the_process_and_one_that_did_not_pull_does_not(
@@ -158,7 +158,7 @@ async def test_a_leader_that_leaves_after_a_pull_ends_the_process_and_one_that_d
     await again.close()
     await pair.reader.link.close()
     line = await asyncio.to_thread(pair.reader.exit_line)
-    assert (line["reason"], pair.reader.process.returncode) == ("LeaderClosed", EXIT_LEADER_GONE)
+    assert (line["reason"], pair.reader.process.popen.returncode) == ("LeaderClosed", EXIT_LEADER_GONE)
 
 
 async def test_hooks_are_refused_where_they_are_not_asked_for(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ async def test_hooks_are_refused_where_they_are_not_asked_for(tmp_path: Path) ->
         pair.reader.link.allow(1)
         async with asyncio.timeout(10):
             await pair.reader.link.closed
-        assert pair.reader.process.poll() is None
+        assert not pair.reader.process.is_over
 
 
 async def test_ticks_come_by_themselves(pair: Pair) -> None:
@@ -210,7 +210,7 @@ async def test_a_write_with_a_sources_metadata_changes_nothing(tmp_path: Path, l
 
 async def ended(sidecar: Sidecar) -> tuple[int, dict[str, object]]:
     line = await asyncio.to_thread(sidecar.exit_line)
-    return sidecar.process.returncode, line
+    return sidecar.process.popen.returncode, line
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ async def test_sigterm_is_an_orderly_end(tmp_path: Path, memory: Memory) -> None
     async with asyncio.timeout(10):
         await sidecar.link.closed
     assert (await ended(sidecar))[1]["reason"] == "Terminated"
-    assert sidecar.process.returncode == EXIT_OK
+    assert sidecar.process.popen.returncode == EXIT_OK
 
 
 def test_the_sidecar_knows_no_torch_and_no_grpc() -> None:

@@ -14,8 +14,6 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -32,6 +30,8 @@ from sluice_gateway.memory import MemoryClient, MemoryEngine, MemoryFleet
 from sluice_gateway.routing.fleet import Fleet, Member
 from sluice_gateway.settings import Settings
 from sluice_gateway.text.tokenizer import ByteTokenizer
+from sluice_launch.commands import Command
+from sluice_launch.process import Process
 from sluice_protocol import codec
 from sluice_protocol.generate import Role
 from sluice_protocol.v1.engine_pb2_grpc import EngineServicer, add_EngineServicer_to_server
@@ -139,11 +139,9 @@ async def measure(port: int, pid: int, streams: int, tokens: int) -> tuple[float
 
 def launch(stack: ExitStack, command: list[str]) -> Any:
     """The first line that the process prints, as JSON; the process ends with `stack`."""
-    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
-    stack.callback(process.wait, 20)
-    stack.callback(process.terminate)
-    assert process.stdout is not None
-    return json.loads(process.stdout.readline())
+    process = Process(Command("bench", tuple(command)))
+    stack.callback(process.end, 20)
+    return process.wait_event(lambda event: True)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -9,7 +9,6 @@ per core that does nothing but count. p50, p99 and the worst of sequential GETs 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import statistics
@@ -19,30 +18,16 @@ import tempfile
 import time
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+
+from sluice_launch.commands import engine_command
+from sluice_launch.process import Event, Process
 
 
-def start_engine(folder: Path) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
+def start_engine(folder: Path) -> tuple[Process, Event]:
+    """And what it said when it was ready."""
     spec = {"role": "unified", "name": "probed", "run_dir": str(folder), "key": "k", "scripted": {}}
-    spec["health"] = {"floor_s": 3600.0}
-    path = folder / "spec.json"
-    path.write_text(json.dumps(spec))
-    argv = [
-        sys.executable,
-        "-m",
-        "sluice_engine.supervisor.supervise",
-        "--spec",
-        str(path),
-        "--parent",
-        str(os.getpid()),
-    ]
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    for line in process.stdout:
-        told: dict[str, Any] = json.loads(line)
-        if told.get("event") == "ready":
-            return process, told
-    raise SystemExit("the engine did not start")
+    process = Process(engine_command({**spec, "health": {"floor_s": 3600.0}}))
+    return process, process.wait_ready()
 
 
 def measure(port: int, count: int) -> list[float]:
@@ -88,8 +73,7 @@ def main() -> None:
                 burner.wait()
             for pid in stuck:
                 os.kill(pid, signal.SIGCONT)
-            engine.terminate()
-            engine.wait(60)
+            engine.end(60)
 
 
 if __name__ == "__main__":

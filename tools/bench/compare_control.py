@@ -30,6 +30,7 @@ ROOTS = (
     "services/gateway",
     "services/prefill",
     "services/decode",
+    "tools/launch",
     "tools/cli",
 )
 

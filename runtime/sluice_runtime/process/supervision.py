@@ -1,19 +1,15 @@
-"""What the supervisors of engines and of gateways have in common beside the guard: their settings, how they announce
-themselves, and how they listen to a child."""
+"""What every supervisor does beside its loop and its guard: its settings, how it announces itself, the lock on its run
+directory, and the message that is left where all else has failed."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import fcntl
-import json
 import os
-import signal
 import sys
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from sluice_protocol.service_spec import HealthSpec
 from sluice_runtime.address import join
@@ -23,7 +19,7 @@ from sluice_runtime.health.guard import MAX_MESSAGE_BYTES, TERMINATION, Guard, P
 from sluice_runtime.health.incidents import QuarantinePolicy
 from sluice_runtime.health.verdict import Budgets, Kind, Verdict
 from sluice_runtime.health.watched import Reason
-from sluice_runtime.process.processes import json_lines, say
+from sluice_runtime.process.processes import say
 
 
 def policy_of(health: HealthSpec) -> Policy:
@@ -65,17 +61,6 @@ def failed_start(error: OSError) -> Verdict:
     return Verdict(Kind.DEAD, Reason.START_FAILED, "supervisor", "starting", detail=detail)
 
 
-_Verdict = TypeVar("_Verdict", bound=Verdict | None)
-
-
-async def named(guard: Guard, judging: Awaitable[_Verdict]) -> _Verdict | Verdict:
-    """The verdict, also on a supervisor that fails while it watches or judges."""
-    try:
-        return await judging
-    except Exception as error:
-        return guard.failed(error)
-
-
 def leave_message(health: HealthSpec, run_dir: Path, error: Exception) -> None:
     """The last that can be done for a supervisor that fails outside its guard."""
     traceback.print_exception(error, file=sys.stderr)
@@ -103,45 +88,3 @@ def sole_user(run_dir: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
-
-
-async def end_by(guard: Guard, verdict: Verdict) -> int:
-    """Evidence and the one line, for a person and for whoever started this: the exit status."""
-    status = await guard.close(verdict)
-    say("died", cause=str(verdict))
-    return status
-
-
-async def undisturbed(running: Awaitable[int]) -> int:
-    """The exit status of a supervisor, which its end decides: a signal that comes after it must not replace it."""
-    try:
-        return await running
-    finally:
-        # The loop would give them back to the system's default, which is to end the process at once.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().remove_signal_handler(number)
-            signal.signal(number, signal.SIG_IGN)
-
-
-async def ends_as_asked(process: asyncio.subprocess.Process, watching: asyncio.Task[Verdict]) -> bool:
-    """Asks a child to end, and waits for that or for a verdict. False: there is one, or it ended with another
-    status."""
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    ended = asyncio.get_running_loop().create_task(process.wait())
-    await asyncio.wait({ended, watching}, return_when=asyncio.FIRST_COMPLETED)
-    ended.cancel()
-    # It may not yet have had a handler for our signal.
-    return not watching.done() and process.returncode in (0, -signal.SIGTERM)
-
-
-async def child_events(
-    process: asyncio.subprocess.Process, said: Callable[[bytes], None]
-) -> AsyncIterator[dict[str, object]]:
-    """JSON lines of a child; `said` gets anything else that it prints."""
-    assert process.stdout is not None
-    async for event in json_lines(process.stdout, said):
-        if "event" in event:
-            yield event
-        else:
-            said(json.dumps(event).encode() + b"\n")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import secrets
 import shutil
 import signal
@@ -20,19 +18,16 @@ from sluice_cli import sample
 from sluice_cli.http import get_json
 from sluice_cli.liveness import look_after, look_after_zygote
 from sluice_cli.notes import remove_note, write_note
-from sluice_cli.services import Event, Service, StartFailed
 from sluice_gateway.http.origins import is_loopback
+from sluice_launch.commands import Command, engine_command, gateway_command, zygote_command
+from sluice_launch.kept import Event, Service, StartFailed
+from sluice_launch.place import Place
 from sluice_protocol.generate import Role
 from sluice_runtime.address import join
 
 PATIENCE_S = 15.0  # say what is waited for, this often
 ROUTABLE_S = 60.0
 FLEET_AGAIN_S = 1.0
-ENGINE_MODULES = {
-    Role.PREFILL: "sluice_prefill",
-    Role.DECODE: "sluice_decode",
-    Role.UNIFIED: "sluice_engine.supervisor.supervise",
-}
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ class Stack:
         self.directory = directory
         self.url = f"http://{join(near(spec.host), port)}"
         self._port = port
-        self._key = secrets.token_hex(16)
+        self._place = Place(directory, secrets.token_hex(16))
         self._members: dict[str, tuple[str, str]] = {}  # engine that is ready -> (role, address)
         self._roles: dict[str, str] = {}  # of all engines that are wanted
         self._down: dict[str, str] = {}  # engine -> why it is not ready
@@ -227,59 +222,38 @@ class Stack:
     # -- services --------------------------------------------------------------------------------------------------
 
     def _zygote(self) -> Service:
-        argv = ("-m", "sluice_engine.rank.zygote", "--socket", str(self.directory / "zygote.sock"))
-        return self._service(
-            "zygote", (*argv, "--parent", str(os.getpid())), lambda event: event.get("event") == "zygote-ready"
-        )
+        return self._service(zygote_command(str(self._place.zygote)))
 
     def _engine(self, role: Role, index: int) -> Service:
         name = f"{role.value}-{index}"
         self._roles[name] = role.value
-        run_dir = self.directory / name
-        run_dir.mkdir()
-        path = run_dir / "spec.json"
-        path.write_text(json.dumps(self.spec.engine_spec(role, name, run_dir, self._key)))
-        argv = ["-m", ENGINE_MODULES[role], "--spec", str(path), "--parent", str(os.getpid())]
-        if self.spec.model is not None:
-            argv += ["--zygote", str(self.directory / "zygote.sock")]
+        spec = self.spec.engine_spec(role, name, self.directory / name, self._place.key)
 
         def on_ready(event: Event) -> None:
             self._members[name] = (role.value, str(event["address"]))
             self._tell_fleet()
 
-        return self._service(name, tuple(argv), lambda event: event.get("event") == "ready", on_ready)
+        zygote = "" if self.spec.model is None else str(self._place.zygote)
+        return self._service(engine_command(spec, zygote), on_ready)
 
     def _gateway(self) -> Service:
         """Always on the same port, so that what was printed stays true when it is started again."""
-        key_file = self.directory / "key"
-        key_file.touch(mode=0o600)
-        key_file.write_text(self._key)
         self._write_fleet()
         spec = self.spec
-        argv = [
-            *("-m", "sluice_gateway.supervised", "--run-dir", str(self.directory / "gateway")),
-            *("--health", json.dumps(spec.health_spec("gateway")), "--parent", str(os.getpid()), "--"),
-            *("--listen", join(self.spec.host, self._port), "--model-name", spec.name),
-            *("--tokenizer", "bytes" if spec.model is None else str(spec.model)),
-            *("--key-file", str(key_file), "--fleet-file", str(self.directory / "fleet.json")),
-        ]
+        tokenizer = "bytes" if spec.model is None else spec.model
+        more = ["--listen", join(self.spec.host, self._port)]
         if spec.api_keys_file is not None:
-            argv += ["--api-keys-file", str(spec.api_keys_file)]
+            more += ["--api-keys-file", str(spec.api_keys_file)]
         if "floor_s" in spec.health:
-            argv += ["--wedge-floor-s", str(spec.health["floor_s"])]
+            more += ["--wedge-floor-s", str(spec.health["floor_s"])]
         for origin in spec.cors_origins:
-            argv += ["--cors-origin", origin]
-        return self._service("gateway", tuple(argv), lambda event: "url" in event)
+            more += ["--cors-origin", origin]
+        arguments = self._place.gateway_arguments(spec.name, tokenizer, *more)
+        return self._service(gateway_command(self.directory / "gateway", arguments, spec.health_spec("gateway")))
 
-    def _service(
-        self,
-        name: str,
-        argv: tuple[str, ...],
-        is_ready: Callable[[Event], bool],
-        on_ready: Callable[[Event], None] = lambda event: None,
-    ) -> Service:
-        log = None if self.spec.verbose else self.directory / f"{name}.log"
-        return Service(name, argv, log, is_ready, on_ready, self._on_event, self._on_death)
+    def _service(self, command: Command, on_ready: Callable[[Event], None] = lambda event: None) -> Service:
+        log = None if self.spec.verbose else self.directory / f"{command.name}.log"
+        return Service(command, log, on_ready, self._on_event, self._on_death)
 
     def _tell_fleet(self) -> None:
         """Where there is no room for it now the gateway goes on with the last one, and it is tried again."""
@@ -296,13 +270,11 @@ class Stack:
 
     def _write_fleet(self) -> None:
         """Raises OSError. Engines that are away stay in it, so that they are missed."""
-        members = [{"role": role, "name": name, **self._place(name)} for name, role in self._roles.items()]
-        path = self.directory / "fleet.json"
-        fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps({"members": members}))
-        fresh.replace(path)
+        self._place.write_fleet(
+            {"role": role, "name": name, **self._whereabouts(name)} for name, role in self._roles.items()
+        )
 
-    def _place(self, name: str) -> dict[str, str]:
+    def _whereabouts(self, name: str) -> dict[str, str]:
         if name in self._members:
             return {"address": self._members[name][1]}
         return {"down": self._down.get(name, "it is starting")}
@@ -363,13 +335,13 @@ class Stack:
 
         def replace(why: str) -> None:
             """Engines that run stay with the old one; those that wait for a rank begin again with the new one."""
-            (self.directory / "zygote.sock").unlink(missing_ok=True)
+            self._place.zygote.unlink(missing_ok=True)
             zygote.supersede(why)
             for engine in self._engines:
                 if not engine.ready.is_set():
                     engine.condemn("its zygote does not answer")
 
-        watch = look_after_zygote(self.directory / "zygote.sock", is_needed, replace)
+        watch = look_after_zygote(self._place.zygote, is_needed, replace)
         return asyncio.get_running_loop().create_task(watch, name="liveness of the zygote")
 
     def _say_ready(self, name: str, event: Event) -> None:

@@ -48,9 +48,9 @@ from sluice_harness.chat import Chat
 from sluice_harness.client import ask_with_source
 from sluice_harness.flood import OUTLETS, Babble, Flood
 from sluice_harness.phases import Work, fresh_prompt
-from sluice_harness.processes import eventually, is_running, stop_process
 from sluice_harness.service import Service
 from sluice_harness.stack import Stack, free_port
+from sluice_launch.process import eventually, is_running, stop_process
 from sluice_protocol.service_spec import RECORDER_FILE
 from sluice_runtime.address import split
 from sluice_runtime.health.layout import WORD, Header

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sluice_harness.processes import Event, Late, eventually
 from sluice_harness.rows import Budget, Outcome, Row
 from sluice_harness.service import Service
 from sluice_harness.stack import Stack
+from sluice_launch.process import Event, Late, eventually
 
 SLACK_S, DEATH_S = 10.0, 5.0
 # After what it may take: so long it is waited for all the same, to tell a late verdict from none.
@@ -54,12 +54,12 @@ def look(stack: Stack, engine: Service) -> Seen | None:
         if kill.pid == engine.process.pid:
             return Seen(Outcome.UNANSWERED, kill.at, message=kill.why)
     if engine.process.popen.poll() is not None and engine.process.seen("incident") is None:
-        return Seen(Outcome.ENDED, time.monotonic(), message=str([e.fields for e in engine.process.events[-2:]]))
+        return Seen(Outcome.ENDED, time.monotonic(), message=str([dict(event) for event in engine.process.events[-2:]]))
     return None
 
 
 def seen_of(incident: Event) -> Seen:
-    told = incident.fields
+    told = incident
     return Seen(Outcome(told["verdict"]), incident.at, str(told["reason"]), str(told["culprit"]), str(told["message"]))
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from sluice_faults import Action, Order, place, reached, withdraw
 from sluice_harness.chat import Chat
-from sluice_harness.processes import Late, eventually
 from sluice_harness.rows import Phase
 from sluice_harness.stack import Stack
+from sluice_launch.process import Late, eventually
 
 # No two prompts begin alike: a prefix that is cached is not prefilled again.
 _numbers = count()

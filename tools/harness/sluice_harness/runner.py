@@ -24,13 +24,13 @@ from sluice_harness.observe import (
 )
 from sluice_harness.phases import Work, enter, fresh_prompt
 from sluice_harness.prober import Probing
-from sluice_harness.processes import Late, eventually
 from sluice_harness.profiles import PROFILES, SHORT_ANSWER
 from sluice_harness.results import Result, append_result, read_results
 from sluice_harness.rows import Outcome, Phase, Row
 from sluice_harness.service import TERMINATION, Service
 from sluice_harness.stack import Stack
 from sluice_harness.tables import run_table
+from sluice_launch.process import Late, eventually
 
 Say = Callable[[Result], None]
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sluice_harness.client import NoAnswer, get, inspect
-from sluice_harness.processes import Event, Late, Process, eventually, is_running
+from sluice_launch.commands import Command, engine_command, gateway_command
+from sluice_launch.place import Place
+from sluice_launch.process import Event, Late, Process, eventually, is_running
 
 SETTLE_S = 60.0
 TERMINATION = "termination-log"
@@ -35,30 +34,30 @@ class Service:
 
     @property
     def probes(self) -> str:
-        return str(self.supervising.fields["probes"])
+        return str(self.supervising["probes"])
 
     @property
     def debug(self) -> str:
-        return str(self.supervising.fields["debug"])
+        return str(self.supervising["debug"])
 
     @property
     def url(self) -> str:
         """A gateway's."""
         assert self.ready is not None
-        return str(self.ready.fields["url"])
+        return str(self.ready["url"])
 
     @property
     def address(self) -> str:
         assert self.ready is not None
-        return str(self.ready.fields["address"])
+        return str(self.ready["address"])
 
     @property
     def source_address(self) -> str:
         assert self.ready is not None
-        return str(self.ready.fields["source_address"])
+        return str(self.ready["source_address"])
 
     def wait_ready(self, timeout_s: float = 90.0) -> None:
-        self.ready = self.process.wait_for("ready", timeout_s)
+        self.ready = self.process.wait_ready(timeout_s)
         self.note_pids()
 
     def note_pids(self) -> dict[str, int]:
@@ -110,21 +109,14 @@ class Service:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where all services of a stack live. `key`: what their leaders want to hear."""
-
-    directory: Path
-    key: str
+class HarnessPlace(Place):
+    """Where all services of a stack live, with the folders that outlive each of their lives."""
 
     def faults(self, name: str) -> Path:
         return self.directory / f"{name}.faults"
 
     def evidence(self, name: str) -> Path:
         return self.directory / f"{name}.evidence"
-
-    def run_dir(self, name: str) -> Path:
-        self.faults(name).mkdir(exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.directory))
 
     def health(self, name: str, run_dir: Path, health: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of HealthSpec."""
@@ -137,7 +129,7 @@ class Place:
 
 
 def spawn_engine(
-    place: Place, role: str, name: str, spec: Mapping[str, Any], health: Mapping[str, Any], zygote: str = ""
+    place: HarnessPlace, role: str, name: str, spec: Mapping[str, Any], health: Mapping[str, Any], zygote: str = ""
 ) -> Service:
     """Started, and supervised; not ready yet. Raises Late."""
     run_dir = place.run_dir(name)
@@ -149,26 +141,21 @@ def spawn_engine(
         "faults": str(place.faults(name)),
         "health": place.health(name, run_dir, health),
     }
-    path = run_dir / "spec.json"
-    path.write_text(json.dumps({**told, **spec}))
-    argv = ["-m", "sluice_engine.supervisor.supervise", "--spec", str(path), "--parent", str(os.getpid())]
-    return _supervised([*argv, *(["--zygote", zygote] if zygote else [])], place, role, name, run_dir)
+    return _supervised(engine_command({**told, **spec}, zygote), place, role, run_dir)
 
 
-def spawn_gateway(place: Place, arguments: Sequence[str], health: Mapping[str, Any]) -> Service:
+def spawn_gateway(place: HarnessPlace, arguments: Sequence[str], health: Mapping[str, Any]) -> Service:
     """Started, and supervised; not ready yet. Raises Late."""
     name = role = "gateway"
     run_dir = place.run_dir(name)
-    argv = [
-        *("-m", "sluice_gateway.supervised", "--run-dir", str(run_dir), "--parent", str(os.getpid())),
-        *("--health", json.dumps(place.health(name, run_dir, health)), "--faults", str(place.faults(name))),
-        *("--", *arguments),
-    ]
-    return _supervised(argv, place, role, name, run_dir)
+    told = place.health(name, run_dir, health)
+    return _supervised(gateway_command(run_dir, arguments, told, str(place.faults(name))), place, role, run_dir)
 
 
-def _supervised(argv: Sequence[str], place: Place, role: str, name: str, run_dir: Path) -> Service:
-    process = Process(argv, run_dir / "stderr")
+def _supervised(command: Command, place: HarnessPlace, role: str, run_dir: Path) -> Service:
+    name = command.name
+    place.faults(name).mkdir(exist_ok=True)
+    process = Process(command, run_dir / "stderr")
     try:
         supervising = process.wait_for("supervising")
     except Late:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import random
 import secrets
 import shutil
@@ -17,9 +15,10 @@ from typing import Any
 from sluice_harness.chat import Chat
 from sluice_harness.client import NoAnswer, get
 from sluice_harness.prober import Prober, Probing
-from sluice_harness.processes import Process, eventually
 from sluice_harness.profiles import Profile
-from sluice_harness.service import Place, Service, spawn_engine, spawn_gateway
+from sluice_harness.service import HarnessPlace, Service, spawn_engine, spawn_gateway
+from sluice_launch.commands import zygote_command
+from sluice_launch.process import Process, eventually
 
 MODEL = Path(__file__).resolve().parents[3] / "models" / "recall-1m"
 
@@ -43,8 +42,7 @@ class Stack:
 
     def __enter__(self) -> Stack:
         self.directory = Path(tempfile.mkdtemp(prefix="sluice-chaos-"))
-        self.place = Place(self.directory, self.key)
-        (self.directory / "key").write_text(self.key)
+        self.place = HarnessPlace(self.directory, self.key)
         self._port = free_port()
         self.prober = Prober(self.probing)
         try:
@@ -84,19 +82,14 @@ class Stack:
         self.start_gateway()
 
     def start_zygote(self) -> None:
-        argv = ("-m", "sluice_engine.rank.zygote", "--socket", self._zygote_path, "--parent", str(os.getpid()))
-        self.zygote = Process(argv, self.directory / "zygote.log")
-
-    @property
-    def _zygote_path(self) -> str:
-        return str(self.directory / "zygote.sock")
+        self.zygote = Process(zygote_command(str(self.place.zygote)), self.directory / "zygote.log")
 
     def spawn(self, role: str, name: str) -> Service:
         """Started, not ready, and not in the fleet yet."""
         real = self.profile.scripted is None
         model = {"model": str(self._model)} if real else {"scripted": dict(self.profile.scripted or {})}
         more = {**model, **self.profile.spec}
-        zygote = self._zygote_path if real else ""
+        zygote = str(self.place.zygote) if real else ""
         return spawn_engine(self.place, role, name, more, self.health, zygote)
 
     def watch(self, name: str) -> None:
@@ -105,12 +98,9 @@ class Stack:
 
     def start_gateway(self) -> None:
         self.write_fleet()
-        argv = [
-            *("--model-name", "m", "--listen", f"127.0.0.1:{self._port}"),
-            *("--tokenizer", "bytes" if self.profile.scripted is not None else str(self._model)),
-            *("--key-file", str(self.directory / "key"), "--fleet-file", str(self.directory / "fleet.json")),
-            *("--shutdown-s", "2"),
-        ]
+        tokenizer = "bytes" if self.profile.scripted is not None else self._model
+        listen = f"127.0.0.1:{self._port}"
+        argv = self.place.gateway_arguments("m", tokenizer, "--listen", listen, "--shutdown-s", "2")
         self.gateway = spawn_gateway(self.place, argv, self.health)
         self.gateway.wait_ready()
         self.url = self.gateway.url
@@ -127,10 +117,8 @@ class Stack:
             return False
 
     def write_fleet(self) -> None:
-        members = [{"role": e.role, "address": e.address} for e in self.engines.values() if e.ready is not None]
-        fresh = self.directory / "fleet.new"
-        fresh.write_text(json.dumps({"members": members}))
-        fresh.replace(self.directory / "fleet.json")
+        ready = (engine for engine in self.engines.values() if engine.ready is not None)
+        self.place.write_fleet({"role": engine.role, "address": engine.address} for engine in ready)
 
     def restart(self, name: str) -> Service:
         """After its end: the same service again, ready and in the fleet."""

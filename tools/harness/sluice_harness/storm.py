@@ -18,10 +18,10 @@ from sluice_faults import Action, Order, place, withdraw
 from sluice_harness.chat import Chat
 from sluice_harness.phases import fresh_prompt
 from sluice_harness.prober import Probing
-from sluice_harness.processes import eventually
 from sluice_harness.profiles import Profile
 from sluice_harness.service import Service
 from sluice_harness.stack import Stack
+from sluice_launch.process import eventually
 
 GOAL_S = 0.3
 UNLOADED = 20

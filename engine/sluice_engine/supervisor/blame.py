@@ -1,30 +1,11 @@
-"""Children that died, and whom to blame when several died together."""
+"""Whom to blame when several processes of an engine died together."""
 
 from __future__ import annotations
 
-import asyncio
 import re
-from typing import Any
 
 from sluice_engine.watched_rows import EngineReason
 from sluice_runtime.health.reading import Exit
-
-
-class ChildDied(Exception):
-    """`process`: as the recorder's rows call it."""
-
-    def __init__(self, process: str, status: int | None, reason: str = "", detail: str = "") -> None:
-        super().__init__(f"{process} ended with {status}{': ' if detail else ''}{detail}")
-        self.exit = Exit(process, status, reason, detail)
-
-
-def deaths_of(children: list[asyncio.Task[Any]]) -> list[BaseException]:
-    return [error for task in children if task.done() and (error := task.exception()) is not None]
-
-
-def has_followed(error: BaseException) -> bool:
-    """A process that ended with 0 did so because another one had gone."""
-    return isinstance(error, ChildDied) and error.exit.status == 0
 
 
 def first_cause(exits: list[Exit]) -> list[Exit]:

@@ -1,5 +1,5 @@
-"""The processes that `sluice up` starts: each in a session of its own, bound to this process's life, started again when
-it dies. What they say on stdout, a JSON object a line, drives everything; the rest of what they say goes to a log."""
+"""Processes that are kept running, in an event loop: each in a session of its own, bound to this process's life,
+started again when it dies. What they say on stdout, a JSON object a line, drives everything; the rest goes to a log."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
+from sluice_launch.commands import Command
+from sluice_launch.logs import begin_log, bound_log, last_words
 from sluice_runtime.process.processes import MAX_EVENT_BYTES, die_with_parent, json_lines
 
 Event = dict[str, object]
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.2, 5.0
 STOP_S = 30.0  # an engine drains for 20 s at most and its supervisor waits 25
-LAST_WORDS_BYTES = 2000
-MAX_LOG_BYTES = 32 * 1024 * 1024
 LOG_LOOK_S = 1.0
 
 
@@ -33,15 +32,11 @@ class StartFailed(Exception):
 
 @dataclass
 class Service:
-    """`argv` after the interpreter; `is_ready` recognises the event that says so; `on_ready` is told of every start.
+    """`on_ready` is told of every start. `on_death` gets the name, the cause and what it said last. `log` None: stderr
+    is left where it is."""
 
-    `on_death` gets the name, the cause and what it said last. `log` None: stderr is left where it is.
-    """
-
-    name: str
-    argv: tuple[str, ...]
+    command: Command
     log: Path | None
-    is_ready: Callable[[Event], bool]
     on_ready: Callable[[Event], None]
     on_event: Callable[[str, Event], None]
     on_death: Callable[[str, str, str], None]
@@ -52,6 +47,10 @@ class Service:
     _superseded: asyncio.Event = field(default_factory=asyncio.Event)
     _retired: list[tuple[asyncio.subprocess.Process, asyncio.Task[int]]] = field(default_factory=list)
     _cause: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.command.name
 
     def begin(self) -> asyncio.Task[None]:
         """Run it, and run it again, until `stop`. The task raises StartFailed when the first start fails."""
@@ -121,16 +120,15 @@ class Service:
             status = await self._run_once()
         except OSError as error:
             return f"it cannot be started: {error}", ""
-        return self._cause or _ended(status), "" if self._cause else self._last_words()
+        return self._cause or _ended(status), "" if self._cause or self.log is None else last_words(self.log)
 
     async def _run_once(self) -> int:
         parent = os.getpid()
         self._cause = ""
-        log = None if self.log is None else _begin_log(self.log)
+        log = None if self.log is None else begin_log(self.log)
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *self.argv,
+                *self.command.whole,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 limit=MAX_EVENT_BYTES,
@@ -161,7 +159,7 @@ class Service:
     async def _follow(self, process: asyncio.subprocess.Process) -> int:
         assert process.stdout is not None
         async for event in json_lines(process.stdout, self._note):
-            if self.is_ready(event):
+            if self.command.is_ready(event):
                 self.on_ready(event)
                 self.ready.set()
             elif event.get("event") == "died":
@@ -176,44 +174,11 @@ class Service:
         with contextlib.suppress(OSError), self.log.open("ab") as log:
             log.write(line)
 
-    def _last_words(self) -> str:
-        if self.log is None:
-            return ""
-        try:
-            with self.log.open("rb") as log:
-                log.seek(max(0, self.log.stat().st_size - LAST_WORDS_BYTES))
-                return log.read().decode(errors="replace").strip()
-        except OSError:
-            return ""
-
-
-def _begin_log(path: Path) -> IO[bytes]:
-    """That of the life before stays beside it: it has the last words that a bundle points to."""
-    if path.exists():
-        path.replace(path.with_suffix(".log.1"))
-    return path.open("ab")  # of a file that is cut: a writer that knew its place would leave a hole there
-
 
 async def _keep_bounded(log: Path) -> None:
     while True:
         await asyncio.sleep(LOG_LOOK_S)
         bound_log(log)
-
-
-def bound_log(log: Path) -> None:
-    """Once it is longer than MAX_LOG_BYTES, so much of its end goes to the file beside it, and it begins anew. What is
-    written between the two is lost; so is what came before where nothing can be kept."""
-    try:
-        size = log.stat().st_size
-    except OSError:
-        return
-    if size <= MAX_LOG_BYTES:
-        return
-    with contextlib.suppress(OSError), log.open("rb") as file:
-        file.seek(size - MAX_LOG_BYTES)
-        log.with_suffix(".log.1").write_bytes(file.read(MAX_LOG_BYTES))
-    with contextlib.suppress(OSError):
-        os.truncate(log, 0)
 
 
 def _ended(status: int) -> str:
