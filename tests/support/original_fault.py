@@ -19,6 +19,7 @@ from sluice_engine.leader.lease import source_stream
 from sluice_engine.leader.lease.thread import LeaseThread
 from sluice_engine.supervisor import supervise
 from sluice_runtime.health.layout import Phase
+from sluice_runtime.process.children import Children
 
 
 async def read_with_an_assertion(lease: Any) -> None:
@@ -44,14 +45,14 @@ def be_leader(argv: list[str]) -> None:
 
 
 def be_supervisor(argv: list[str]) -> int:
-    real = supervise.Supervisor._exec
+    real = Children.start
 
-    async def exec_double(self: supervise.Supervisor, name: str, *told: str, **more: Any) -> Any:
+    async def start_double(self: Children, name: str, *told: str, **more: Any) -> Any:
         if name == "leader":
             told = (__file__, "leader", *told[2:])
         return await real(self, name, *told, **more)
 
-    supervise.Supervisor._exec = exec_double  # type: ignore[method-assign]
+    Children.start = start_double  # type: ignore[method-assign]
     return supervise.main(argv)
 
 

@@ -111,14 +111,15 @@ class RunningStack:
         self.directory = Path(tempfile.mkdtemp(prefix="sluice-test-"))
         self.place = Place(self.directory, KEY)
         self._all_pids: set[int] = set()
+        self._spawned: list[Process] = []  # engines, also those that were never ready
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._note_pids()
         if self.gateway is not None:
             self.gateway.end()
-        for engine in self.engines.values():
-            engine.process.end()
+        for process in self._spawned:
+            process.end()
         eventually(lambda: not [pid for pid in self._all_pids if psutil.pid_exists(pid)], "all processes are gone")
         shutil.rmtree(self.directory)
 
@@ -141,7 +142,9 @@ class RunningStack:
     def spawn(self, role: str, name: str, more: dict[str, Any]) -> Process:
         told: dict[str, Any] = {"role": role, "name": name, "run_dir": str(self.place.run_dir(name)), "key": KEY}
         told |= {"model": self.model} if self.model else {"scripted": self.scripted}
-        return Process(engine_command(told | self.spec | more, self.zygote, self._program(role)), self.stderr)
+        process = Process(engine_command(told | self.spec | more, self.zygote, self._program(role)), self.stderr)
+        self._spawned.append(process)
+        return process
 
     def spawn_zygote(self) -> Process:
         """Ready; engines that start from now on have their ranks of it."""

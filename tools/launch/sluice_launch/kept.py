@@ -96,7 +96,7 @@ class Service:
     async def _keep(self) -> None:
         backoff, started_once = FIRST_BACKOFF_S, False
         while not self._stopping.is_set():
-            cause, last_words = await self._life()
+            cause, words = await self._life()
             if self._superseded.is_set():
                 self._superseded.clear()
                 self.ready.clear()
@@ -105,11 +105,11 @@ class Service:
             if self._stopping.is_set():
                 return
             if not self.ready.is_set() and not started_once:
-                raise StartFailed(self.name, cause, last_words)
+                raise StartFailed(self.name, cause, words)
             backoff = FIRST_BACKOFF_S if self.ready.is_set() else min(2 * backoff, LAST_BACKOFF_S)
             started_once = True
             self.ready.clear()
-            self.on_death(self.name, cause, last_words)
+            self.on_death(self.name, cause, words)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(backoff):
                     await self._stopping.wait()
