@@ -23,7 +23,7 @@ def config_digest(data: bytes) -> str:
 
 
 def unheard(nbytes: int) -> None:
-    """An OnRead for whoever does not wait for it."""
+    """An OnRead that does nothing."""
 
 
 def revision_digest(directory: Path, on_read: OnRead = unheard) -> str:

@@ -82,7 +82,7 @@ class RecordPool:
         return view
 
     def memory(self, record: int) -> memoryview:
-        """The same bytes: for whoever reads or writes a few of them."""
+        """The same bytes as a memoryview: faster for a few of them."""
         start = self._start(record)
         return self._memory[start : start + self.layout.record_bytes]
 

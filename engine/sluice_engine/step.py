@@ -2,7 +2,7 @@
 
 A rank carries a record out in the order of its fields:
 
-    rows_freed, released           rows and records that nobody uses any more
+    rows_freed, released           rows and records that are not used any more
     reserved, filling, committed   records that begin a life, begin to be filled from elsewhere, are filled
     reopened                       a committed tail page or state becomes writable again
     checks                         closed records whose trailers and bytes are verified before anything reads them

@@ -26,7 +26,7 @@ def send_frame(sock: socket.socket, payload: bytes) -> None:
 
 
 class FrameSocket:
-    """Frames from a blocking socket, as many in one system call as are there. Nobody else may read from it."""
+    """Frames from a blocking socket, as many in one system call as are there. It must be the only reader."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock

@@ -116,7 +116,7 @@ class Load:
 
     `empty`: no generation, room, lease or transfer is held. `running_pages`: cache pages of sequences that have a
     token, `reserved_pages`: of those that wait for their first; a page that several share counts for each. `not_ready`:
-    as its supervisor says; `quarantined`: for the reason that it is kept for somebody to look at. `failing_sources`:
+    as its supervisor says; `quarantined`: for the reason that it is kept for a person to look at. `failing_sources`:
     addresses of sources that this reader cannot take records from at the moment.
     """
 

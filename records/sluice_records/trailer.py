@@ -1,4 +1,4 @@
-"""The end of every record: who it is and what it should add up to."""
+"""The end of every record: its identity and the digest of its bytes."""
 
 from __future__ import annotations
 

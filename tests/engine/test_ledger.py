@@ -75,7 +75,7 @@ def fill_behind_the_counter(ledger: Ledger) -> None:
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
-        (lose_holders, "page record 1 is LIVE and nobody holds it"),
+        (lose_holders, "page record 1 is LIVE and has no holder"),
         (hold_a_free_one, "page record 6 is FREE and held"),
         (forget_a_free_one, "page record 6 is FREE and free-listed: False"),
         (list_twice, "page: a record is in the free list twice"),

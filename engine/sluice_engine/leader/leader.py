@@ -191,7 +191,7 @@ class Leader:
         return Drained(remaining, self.is_empty, int(left_s * 1e3))
 
     def _give_back(self) -> None:
-        """Time is over: whoever asked for what still runs has it done elsewhere."""
+        """End what still runs: its gateways and readers have it computed elsewhere."""
         detail = f"it was not done within the {self.spec.drain_s:g} s that a drain may take"
         for generation in list(self.generations.values()):
             self.requests.end(generation, EndReason.FAILED, "Draining", detail)
@@ -265,7 +265,7 @@ class Leader:
         if outcome.planned.record.checks:
             self.counters["records_checked"] += len(outcome.planned.record.checks)
         self.readers.pull(outcome.pulls)
-        self._kick()  # before anybody hears of this step: ranks wait for the next plan, not for who writes the tokens
+        self._kick()  # before the tokens go out: ranks wait for the next plan, not for the streams
         for entry in outcome.bad:
             self._name_corrupt(entry)
         for tainted in outcome.tainted:
@@ -318,7 +318,7 @@ class Leader:
             self.requests.end(generation, EndReason.PREEMPTED, "Preempted", "older sequences needed its pages")
         elif gone.cause is not EndCause.FINISHED:
             self.requests.end(generation, EndReason.FAILED, "RoomFailed", "its records were given back early")
-        else:  # all its tokens were chosen, and not all were heard of: nobody would ever end its stream
+        else:  # all its tokens were chosen, and not all were published: its stream would never end
             self.counters["tokens_lost"] += 1
             detail = f"{generation.sent} tokens were heard of, and it has finished"
             self.requests.end(generation, EndReason.FAILED, "TokensLost", detail)
@@ -354,7 +354,7 @@ class Leader:
         return f"{passed.phase} request {self._request_of(passed.id) or '(its own)'}: {steps}"
 
     def _request_of(self, sequence: int) -> str:
-        """The id that leads from one process to the next; "" where nobody asked from outside."""
+        """The request id, which all processes log; empty for a sequence of the engine's own."""
         generation = self.generations.get(sequence)
         return self.sources.request_of(sequence) if generation is None else generation.request_id
 
@@ -386,7 +386,7 @@ class Leader:
 
     @property
     def is_empty(self) -> bool:
-        """Idle, and nobody has a hold on anything: no generation, handoff, or transfer that may still land."""
+        """Idle, and nothing is held: no generation, no handoff, and no transfer that may still land."""
         ledger, held = self.state.ledger, self.generations or len(self.sources) or len(self.readers)
         return self.is_idle and not held and not any(ledger.count(kind).stranded for kind in RecordKind)
 

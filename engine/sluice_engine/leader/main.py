@@ -46,7 +46,7 @@ from sluice_runtime.tracing import make_tracer
 if TYPE_CHECKING:
     from sluice_engine.leader.transport import Transport
 
-# What was given back at the end of a drain still has to reach those who asked for it.
+# The answers that are sent at the end of a drain need so long to reach gateways and readers.
 GIVE_BACK_S = 2.0
 LOOK_S = 0.25
 SWITCH_S = 0.0005
@@ -285,7 +285,7 @@ def main(argv: list[str] | None = None) -> None:
     answer_with_stacks(Path(spec.run_dir), "leader")
     if spec.faults:
         fault_points.arm(spec.faults)
-    # Step loop, lease thread and gRPC's pollers share the interpreter: nobody may wait 5 ms for his turn.
+    # Lower the GIL switch interval from 5 ms: step loop, lease thread and gRPC's pollers share the interpreter.
     sys.setswitchinterval(SWITCH_S)
     uvloop.run(_amain(spec, args.memory_fd, args.health_address))
 

@@ -21,7 +21,7 @@ class _Sent(NamedTuple):
 
 
 class LeaderMarks:
-    """`recorder` None: nobody watches. Everything here runs on the leader's loop."""
+    """`recorder` None: there is no supervisor. Everything here runs on the leader's loop."""
 
     def __init__(self, recorder: Recorder | None, cold_ns: int = 0) -> None:
         self.recorder = recorder

@@ -1,4 +1,4 @@
-"""The requests of gateways inside one engine: who asked, where the tokens go, and the last word to each. No gRPC."""
+"""The requests of gateways inside one engine: where their tokens go, and the last word to each. No gRPC."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Requests:
         return lost
 
     def end(self, generation: Generation, reason: EndReason, error: str = "", detail: str = "") -> None:
-        """The last word to whoever asked for it. Idempotent."""
+        """Send the last word of a generation. Idempotent."""
         self._forget(generation)
         if generation.finish(reason, error, detail):
             tokens = generation.sent
@@ -60,7 +60,7 @@ class Requests:
                 log.info("request ended", request=generation.request_id, reason=reason.value, tokens=tokens, **why)
 
     def abandon(self, generation: Generation) -> bool:
-        """The caller is gone: nobody hears of it any more. False when it had ended before."""
+        """Forget a generation whose caller is gone. False when it had ended before."""
         if generation.sequence not in self.generations:
             return False
         self._forget(generation)

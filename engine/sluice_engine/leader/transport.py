@@ -46,7 +46,7 @@ from sluice_runtime.health.verdict import Budgets
 from sluice_runtime.health.watch import restart_budget_s
 from sluice_runtime.tls.keeper import IdentityKeeper
 
-# Beyond what a supervisor gives a sidecar before it names it: these are for whoever has none.
+# Limits of an engine without a supervisor, which would name a slow sidecar before them.
 SIDECAR_START_S = 30.0
 ATTACH_S = 20.0
 
@@ -96,7 +96,7 @@ class Transport:
         self._thread.start()
         self.leader.readers.transfer = self
         if self.spec.role is Role.PREFILL:
-            # Kept: a gRPC server that nobody holds is shut down.
+            # Kept: a gRPC server without a reference to it is shut down.
             read = self._read_records if self.spec.transport == "stream" else None
             self._server = SourceServer(self._thread, self.leader.sources, self._hello, read, self._identity)
             self.source_address = await self._thread.run(

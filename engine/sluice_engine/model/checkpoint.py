@@ -30,7 +30,7 @@ _STACKED_SCALE = re.compile(r"(gate_up_proj|down_proj)_scale_inv$")
 
 
 def no_progress(loaded: int, total: int) -> None:
-    """Called with bytes of the files read so far and of all; nobody listens."""
+    """Called with bytes of the files read so far and of all. Does nothing."""
 
 
 @dataclass(frozen=True, slots=True)

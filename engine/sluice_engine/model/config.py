@@ -1,6 +1,6 @@
 """`ModelConfig`: a DeepSeek-V4 `config.json`, read without torch. Modern and legacy keys, as transformers reads them.
 
-A field that we do not implement is refused by name; so is one that nobody here knows the meaning of. Source of names,
+A field that we do not implement is refused by name; so is a field of unknown meaning. Source of names,
 defaults and legacy rules: `../shared/facts/deepseek.md` 2.1 and transformers 5.24.0 `configuration_deepseek_v4.py`.
 """
 

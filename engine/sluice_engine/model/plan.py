@@ -52,7 +52,7 @@ class QueryBlock:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """`count` tokens, padded to a multiple of ROW_BLOCK with token 0 at position 0 of row 0, which nobody reads.
+    """`count` tokens, padded to a multiple of ROW_BLOCK with token 0 at position 0 of row 0, of no further use.
 
     `rings`: the batch's rings as they are before it, for chunks; None when every run is one token.
     `put_*`: window slots to fill. `samples`: places of the tokens whose logits are wanted, in batch order.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sluice_engine.model.config import Rope
 
-# Tables grow by so many positions, so that the bits of a position's turn never depend on who asked first.
+# Tables grow by so many positions, so that the bits of a position's turn do not depend on the order of requests.
 _GROWTH = 4096
 
 

@@ -1,7 +1,7 @@
 """No pointer without its gate: torch views over record pools, handed out for the records of one batch at a time.
 
-The pools' memory as tensors is private to `PoolViews`. A view carries the table of its own records, so nobody can pair
-sections of one acquisition with records of another.
+The pools' memory as tensors is private to `PoolViews`. A view carries the table of its own records, so sections
+of one acquisition cannot be paired with records of another.
 """
 
 from __future__ import annotations

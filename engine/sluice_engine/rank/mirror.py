@@ -82,8 +82,8 @@ class RecordMirror:
             raise StepDivergence(f"write to {kind.value} record {record}, which is {self.describe(kind, record)}")
 
     def states(self, kind: RecordKind) -> memoryview:
-        """A byte a record, to look at: WRITABLE, or `check_writable` says what it is. Whoever looks several times a row
-        and step is spared the calls."""
+        """A byte a record, read-only: WRITABLE, or `check_writable` says what it is. It spares callers that look
+        several times a row and step the calls."""
         return memoryview(self._state[kind]).toreadonly()
 
     def describe(self, kind: RecordKind, record: int) -> str:

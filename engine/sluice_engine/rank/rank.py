@@ -212,8 +212,8 @@ def serve(spec: EngineSpec, rank: int, memory_fd: int) -> None:
 
 
 def _linger(sock: socket.socket) -> None:
-    """Until the leader is gone, LINGER_S at most: it may be writing the next step, and if nobody were there, its end
-    would be closed before it has read our last words."""
+    """Until the leader is gone, LINGER_S at most: it may be writing the next step, and if this end were closed, the
+    leader's would be closed before it has read the last words."""
     until = time.monotonic() + LINGER_S
     with contextlib.suppress(OSError):  # a time-out is one
         while (left := until - time.monotonic()) > 0:
@@ -231,7 +231,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     die_with_parent(args.parent)
     drop_what_nobody_reads()
-    # A terminal's Ctrl-C goes to the whole group; the supervisor decides who ends, and when.
+    # A terminal's Ctrl-C goes to the whole group; the supervisor decides which process ends, and when.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(load_spec(args.spec), args.rank, args.memory_fd)
 

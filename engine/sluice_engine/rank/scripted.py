@@ -41,7 +41,7 @@ _NONE = memoryview(b"")
 
 @dataclass(slots=True)
 class _Row:
-    """`content`: the 8 bytes of the state record that hold it. `is_plain`: nobody wants logprobs. `page` is a view of
+    """`content`: the 8 bytes of the state record that hold it. `is_plain`: no logprobs are wanted. `page` is a view of
     page record `page_record`."""
 
     state: int
@@ -57,7 +57,7 @@ class _Row:
 class ScriptedModel(SynchronousModel):
     """The next token is a function of the state record's content, which is a function of all tokens so far.
 
-    A state or page of somebody else, stale or mixed up, therefore changes the answer.
+    A stale state or page, or one of another sequence, therefore changes the answer.
     """
 
     def __init__(

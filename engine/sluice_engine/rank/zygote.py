@@ -30,7 +30,7 @@ from sluice_runtime.process.outlet import drop_what_nobody_reads
 from sluice_runtime.process.processes import die_with_parent, say
 
 MAX_REQUEST_BYTES = 64 * 1024
-# Who has not asked by then is closed.
+# A connection that has sent no request by then is closed.
 REQUEST_S = 10.0
 CROWDED_S = 0.05
 
@@ -114,7 +114,7 @@ class Zygote:
             self._refuse(asker, str(error))
 
     def _answer_ping(self, asker: _Asker) -> None:
-        """It turns: that is all that somebody wanted to know."""
+        """Answer a liveness check."""
         _tell(asker, pid=os.getpid())
         del self._asking[asker]
         self._close_memory(asker)
@@ -233,7 +233,7 @@ def _parse(words: bytearray) -> tuple[str, int]:
 
 
 def _tell(asker: _Asker, **fields: int) -> bool:
-    """Two short lines always fit into the socket: whoever cannot take them has gone."""
+    """Two short lines always fit into the socket. False: the other end is gone."""
     try:
         asker.connection.sendall(json.dumps(fields).encode() + b"\n")
     except OSError:
@@ -249,7 +249,7 @@ def main(argv: list[str] | None = None) -> None:
     die_with_parent(args.parent)
     drop_what_nobody_reads()
     raise_limit()
-    # A terminal's Ctrl-C goes to the whole group; the supervisor decides who ends, and when. Of its ranks too.
+    # A terminal's Ctrl-C goes to the whole group, ranks too; the supervisor decides which process ends, and when.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import torch
 

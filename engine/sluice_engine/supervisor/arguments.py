@@ -15,8 +15,8 @@ from sluice_runtime.errors import SpecError
 def own_spec(
     path: Path, name: str, host: str, key_file: Path | None, tls_dir: Path | None = None
 ) -> tuple[EngineSpec, Path]:
-    """The spec with what only this container knows, and the file that leader and rank find it in: for nobody else to
-    read, since it holds the key. Raises SpecError."""
+    """The spec with what only this container knows, and the file that leader and rank find it in. Only this user
+    can read it, since it holds the key. Raises SpecError."""
     spec = load_spec(path)
     if not name and not host and key_file is None and tls_dir is None:
         return spec, path

@@ -1,4 +1,4 @@
-"""Whom to blame when several processes of an engine died together."""
+"""Which process caused it when several processes of an engine died together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def first_cause(exits: list[Exit]) -> list[Exit]:
     """Of deaths that came together, the one that brought the others about comes first.
 
     A leader that gives a reason knows it: its own, or a rank's. One that only lost a rank's connection does not, and a
-    process that ended with 0 has followed somebody.
+    process that ended with 0 has followed another one.
     """
 
     def rank_of(gone: Exit) -> int:

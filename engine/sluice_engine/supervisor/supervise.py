@@ -167,7 +167,7 @@ class EngineProcesses:
         await keep(self.children, self.guard, "sidecar", self._start_sidecar, SIDECAR, self._is_sidecar_over)
 
     async def _is_sidecar_over(self, status: int) -> bool:
-        """The leader's death is told by somebody else; nobody needs a sidecar then."""
+        """Once the leader is dead, which is reported elsewhere, no sidecar is needed."""
         if self.guard.stopping.is_set():
             return True
         leader = self.children.get("leader")
@@ -248,7 +248,7 @@ class EngineProcesses:
             link.close()
 
     async def _zygote_status(self) -> int | None:
-        """None: a shared one is somebody else's child."""
+        """None: a shared zygote is not a child of this process."""
         own = self.children.get("zygote")
         return None if own is None else await own.wait()
 

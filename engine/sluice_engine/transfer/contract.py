@@ -63,5 +63,5 @@ class Transfer(Protocol):
     def release(self, handle: Handle) -> None: ...
 
     def detach(self, peer: str) -> None:
-        """`peer` is an incarnation; unknown ones are nobody's concern."""
+        """`peer` is an incarnation; an unknown one is ignored."""
         ...

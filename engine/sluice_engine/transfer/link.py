@@ -141,7 +141,7 @@ class SidecarLink:
         self._send(Stop(lease_id))
 
     def forget(self, lease_id: str) -> None:
-        """With the next command, or alone after FORGET_S: nobody waits for it, and a wake-up costs more than it."""
+        """Sent with the next command, or alone after FORGET_S: nothing waits for it, and a wake-up costs more."""
         self._check_open()
         self._unsent += encode_frame(Forget(lease_id))
         if self._flushing is None:
@@ -227,7 +227,7 @@ class SidecarLink:
 
 
 def _answer(waiting: deque[asyncio.Future[T]], report: T) -> None:
-    """To who asked first; he may have given up."""
+    """Answer the oldest request, which may have been given up."""
     future = waiting.popleft()
     if not future.done():
         future.set_result(report)
@@ -247,8 +247,8 @@ def _ignore(event: PullEvent) -> None:
 async def _first_frame(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, FrameReader, bytes]:
     """Connect and read until a whole frame is there.
 
-    Nobody listening, and a connection that ends before its first frame, are a sidecar that is not there yet or one that
-    is just dying: the next one will listen at the same place.
+    While nothing listens, or a connection ends before its first frame, a sidecar is not there yet or is just dying: the
+    next one will listen at the same place.
     """
     while True:
         writer = None

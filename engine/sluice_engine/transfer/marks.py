@@ -15,7 +15,7 @@ _MOVES = ("pieces_posted", "pieces_done", "pieces_failed", "records_verified", "
 
 
 class SidecarMarks:
-    """One row per thread. `recorder` None: nobody watches."""
+    """One row per thread. `recorder` None: there is no supervisor."""
 
     def __init__(self, recorder: Recorder | None) -> None:
         self._recorder = recorder

@@ -14,7 +14,7 @@ from sluice_protocol.source import SourceHello
 
 
 class Fault(StrEnum):
-    """What happens to a piece. HOLD: nothing moves until `let_go`; DROP: nothing moves, ever, and nobody says so;
+    """What happens to a piece. HOLD: nothing moves until `let_go`; DROP: nothing moves, ever, and nothing reports it;
     FAIL: half of the first run moves; CORRUPT: one bit of the first run is flipped on the way."""
 
     NONE = "none"
@@ -63,7 +63,7 @@ class MemoryTransfer:
 
     def attach(self, peer: SourceHello) -> None:
         if peer.incarnation not in self._fabric.sources:
-            raise PeerLost(f"nobody serves {peer.incarnation!r}")
+            raise PeerLost(f"no source serves {peer.incarnation!r}")
         if self._names.setdefault(peer.agent_name, peer.incarnation) != peer.incarnation:
             raise BadPeer(f"{peer.agent_name!r} was another incarnation's name")
         self._peers[peer.incarnation] = peer

@@ -56,7 +56,7 @@ class NixlSettings:
             "UCX_TLS": self.lanes,
             "UCX_LOG_LEVEL": "error",
             "NIXL_LOG_LEVEL": "ERROR",
-            # An unreadable $HOME, or somebody's ~/.nixl.cfg, must not decide anything.
+            # An unreadable $HOME, or a user's ~/.nixl.cfg, must not decide anything.
             "NIXL_CONFIG_FILE": os.devnull,
         }
         if self.one_host:
@@ -168,7 +168,7 @@ class NixlTransfer:
         self._mapped = (destinations, sources)
         _, self._bases = self._register(destinations or {})
         registered, self.source_bases = self._register(sources or {})
-        # Where a ping's bytes go: nobody reads them.
+        # Where a ping's bytes go; they are not read.
         self._scratch = np.zeros(PING_BYTES, dtype=np.uint8)
         self._agent.register_memory([(int(self._scratch.ctypes.data), PING_BYTES, 0, "")], "DRAM")
         self.metadata = b""

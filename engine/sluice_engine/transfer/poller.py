@@ -93,7 +93,7 @@ class Poller:
             self._died(error)
 
     def _help(self) -> bool:
-        """Check what waits for it, for HELP_S and one lot of records at most, until somebody commands. False: there was
+        """Verify pulled records that wait, for HELP_S and one batch at most, until a command comes. False: there were
         none. A turn costs more than the check of small records."""
         until, helped = time.monotonic() + HELP_S, False
         while self._inbox.empty() and time.monotonic() < until and self._puller.help_verify():

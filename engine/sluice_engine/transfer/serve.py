@@ -1,6 +1,6 @@
 """The sidecar's end of the leader's socket: one loop over non-blocking connections, one of which is the leader.
 
-A connection that says something that is no command is closed and counted; nobody else notices. But a leader counts on
+A connection that says something that is no command is closed and counted; others do not notice. But a leader relies on
 this: when *its* connection ends, nothing can land any more. So once a connection has asked for a pull, its end, for
 whatever reason, is the end of this process, and the socket is closed by the process's death and by nothing else.
 """
@@ -71,7 +71,7 @@ class LeaderServer:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._leader: _Connection | None = None
-        # Of what is unsent, and of the leader's connection: whoever holds it never waits.
+        # Guards what is unsent and the leader's connection; no thread waits while it holds this lock.
         self._sending = threading.Lock()
         self._turns, self._next_tick = 0, 0.0
         self.refused: Counter[str] = Counter()
@@ -92,7 +92,7 @@ class LeaderServer:
             os.eventfd_write(self._wake, 1)
 
     def run(self, poller: Poller, still_wanted: Callable[[], bool]) -> None:
-        """Until the process ends, or nobody wants it any more."""
+        """Serve until the process ends, or `still_wanted` says no."""
         self._row.begin(Phase.SERVING)
         while still_wanted():
             self._row.tick()
@@ -206,7 +206,7 @@ def _send_some(connection: _Connection) -> bool:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Bound under another name and renamed into place, so that whoever finds the path can connect."""
+    """Bind under another name and rename it into place, so that a process that finds the path can connect."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     fresh.unlink(missing_ok=True)

@@ -57,13 +57,13 @@ EXIT_OK, EXIT_SPEC, EXIT_UNAVAILABLE, EXIT_LEADER_GONE, EXIT_THREAD_DIED = 0, 2,
 
 def main(argv: list[str] | None = None) -> NoReturn:
     args = _parse(argv)
-    # Who started it, as that one says: by the time that this process looks it may be an orphan already.
+    # The parent, by its own word: when this process looks, it may be an orphan already.
     parent = args.parent or os.getppid()
     give_way()
     drop_what_nobody_reads()
     faulthandler.dump_traceback_later(START_LIMIT_S, exit=True)
     signal.signal(signal.SIGTERM, lambda *_: end_process(EXIT_OK, "Terminated"))
-    # A terminal's Ctrl-C goes to the whole group; the supervisor decides who ends, and when.
+    # A terminal's Ctrl-C goes to the whole group; the supervisor decides which process ends, and when.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     marks = _begin_watched(args)
     try:
@@ -117,7 +117,7 @@ def build(
     settings = NixlSettings(lanes, spec.one_host, spec.tcp_port_range)
     layouts, plan = spec.memory.layouts(), spec.memory.plan
     nixl = load_nixl(settings)
-    # One name, one incarnation, even if somebody used a counter twice.
+    # One name, one incarnation, even if a counter was used twice.
     name = f"{spec.incarnation}/{os.getpid()}-{os.urandom(4).hex()}"
     lane = measure_lane(nixl, settings, name)
     destinations = None if spec.role is SidecarRole.SOURCE else map_pools(memory_fd, layouts, plan)

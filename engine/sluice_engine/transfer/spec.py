@@ -13,7 +13,7 @@ from sluice_records import CacheGeometry, CachePrecision, Layouts, PoolPlan, Rec
 
 
 class SidecarRole(StrEnum):
-    """SOURCE pulls nothing and has no writable mapping; READER serves nobody and has no metadata; BOTH is both."""
+    """SOURCE pulls nothing and has no writable mapping; READER serves no records and has no metadata; BOTH is both."""
 
     SOURCE = "source"
     READER = "reader"

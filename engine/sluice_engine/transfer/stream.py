@@ -98,7 +98,7 @@ class StreamTransfer:
         """Bytes from the lease's stream. Raises BadPeer, and fails the piece, when they are not what was asked for."""
         handle = self._of_lease.get(lease_id)
         if handle is None:
-            raise BadPeer(f"lease {lease_id!r}: bytes that nobody asked for")
+            raise BadPeer(f"lease {lease_id!r}: bytes that were not asked for")
         posted = self._posted[handle]
         problem = self._write(posted, data)
         if problem:

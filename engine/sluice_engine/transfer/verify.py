@@ -79,11 +79,11 @@ def _mismatch(reason: str, item: PullItem, detail: str) -> Failure:
 
 class Verifier(Protocol):
     def submit(self, serial: int, items: Sequence[PullItem]) -> None:
-        """They wait until somebody checks them: `help`, or whoever is roused."""
+        """Queue them for verification, by `help` or by the thread that `rouse` wakes."""
         ...
 
     def rouse(self) -> None:
-        """The caller will not help soon: who else can check what waits is to begin."""
+        """The caller will not help soon: wake the thread that can verify what waits."""
         ...
 
     def collect(self) -> list[Verdict]:

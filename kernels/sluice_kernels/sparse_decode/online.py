@@ -57,7 +57,7 @@ class Selection:
     def build(kind: SectionKind, rows: Tensor, entries: Tensor, block: int) -> Selection:
         """`entries` [n, columns] with -1 for none, columns a multiple of `block`; `rows` [n, 1].
 
-        Blocks that nobody needs are left out: they would change nothing.
+        Blocks without a selected entry are left out: they would change nothing.
         """
         blocks: list[SelectionBlock] = []
         for start in range(0, entries.shape[1], block):

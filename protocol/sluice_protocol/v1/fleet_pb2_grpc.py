@@ -45,7 +45,7 @@ class FleetServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Report(self, request, context):
-        """What this gateway knows now. Asks nobody for it, so it answers at once.
+        """What this gateway knows now. It asks no other process, so it answers at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

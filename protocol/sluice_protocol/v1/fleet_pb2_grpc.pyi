@@ -32,13 +32,13 @@ class FleetStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> FleetAsyncStub: ...
     Report: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ReportRequest, _fleet_pb2.ReportReply]
-    """What this gateway knows now. Asks nobody for it, so it answers at once."""
+    """What this gateway knows now. It asks no other process, so it answers at once."""
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Report: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ReportRequest, _fleet_pb2.ReportReply]  # type: ignore[assignment]
-    """What this gateway knows now. Asks nobody for it, so it answers at once."""
+    """What this gateway knows now. It asks no other process, so it answers at once."""
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -47,6 +47,6 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.ReportRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.ReportReply, _abc.Awaitable[_fleet_pb2.ReportReply]]:
-        """What this gateway knows now. Asks nobody for it, so it answers at once."""
+        """What this gateway knows now. It asks no other process, so it answers at once."""
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -37,7 +37,7 @@ class Command:
 
 def engine_command(spec: Mapping[str, object], zygote: str = "", program: Sequence[str] = ()) -> Command:
     """An engine under its supervisor. `spec`: fields of EngineSpec, role, name and run_dir among them; they are written
-    to spec.json in the run directory, for nobody else to read, since the key is among them. `zygote`: socket of one
+    to spec.json in the run directory, readable by this user only, since it holds the key. `zygote`: socket of one
     that engines share; empty: one of its own. `program`: instead of the module of its role. Raises OSError."""
     run_dir = Path(str(spec["run_dir"]))
     run_dir.mkdir(exist_ok=True)
@@ -59,7 +59,7 @@ def gateway_command(
 
 
 def lone_gateway_command(arguments: Sequence[str]) -> Command:
-    """A gateway that nobody watches."""
+    """A gateway without a supervisor."""
     return Command("gateway", ("-m", "sluice_gateway", *_parent(), *arguments))
 
 

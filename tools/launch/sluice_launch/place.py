@@ -36,8 +36,8 @@ class Place:
         fresh.replace(self.fleet_file)
 
     def gateway_arguments(self, model_name: str, tokenizer: str | Path, *more: str) -> tuple[str, ...]:
-        """Of sluice_gateway. `tokenizer`: a model's directory, or "bytes". Writes the key file, for nobody else to
-        read. Raises OSError."""
+        """Of sluice_gateway. `tokenizer`: a model's directory, or "bytes". Writes the key file, readable by
+        this user only. Raises OSError."""
         key_file = self.directory / "key"
         key_file.touch(mode=0o600)
         key_file.write_text(self.key)

@@ -1,5 +1,5 @@
-"""One life of a process, for who waits for it in a thread: started in a session of its own, heard on stdout, ended by
-its pid, and gone afterwards."""
+"""One life of a process, for callers that wait in a thread: it starts in a session of its own, its stdout is read, and it
+is ended by its pid and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class Process:
         status = self.popen.wait(REAP_S)
         self._reader.join(REAP_S)
         assert self.popen.stdout is not None
-        if not self._reader.is_alive():  # else somebody else holds it, and closing would wait for the thread
+        if not self._reader.is_alive():  # else another process holds it, and closing would wait for the thread
             self.popen.stdout.close()
         return status
 

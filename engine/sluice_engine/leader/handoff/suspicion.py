@@ -61,7 +61,7 @@ class Suspicion:
         return any(ref in self._suspects for ref in refs)
 
     def forget(self, ref: RecordRef) -> None:
-        """Its generation has ended: nobody can get it any more."""
+        """Its generation has ended, so it is not granted any more."""
         self._suspects.pop(ref, None)
 
     def judge(self, record: StepRecord, bad: Collection[RecordRef]) -> list[str]:

@@ -66,7 +66,7 @@ def no_row_free(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
 
 
 def no_state_free(state: SchedulerState, spec: SequenceSpec) -> Refused | None:
-    """Stranded ones are nobody's; those in the queue come first."""
+    """Stranded records cannot be used; sequences in the queue come first."""
     free = state.ledger.num_free(RecordKind.STATE) - len(state.waiting)
     if free > 0:
         return None

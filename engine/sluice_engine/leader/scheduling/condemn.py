@@ -1,4 +1,4 @@
-"""What must go when the bytes of a closed record have changed: it, whatever was computed from it, and who read it.
+"""What must go when the bytes of a closed record have changed: it, what was computed from it, and its readers.
 
 A digest proves bytes, not what they were computed from. So every page and snapshot below a bad one leaves the prefix
 cache as well, and every sequence that has any of them is ended. Reads, never changes: `schedule.py` carries it out.

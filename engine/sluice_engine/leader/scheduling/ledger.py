@@ -34,7 +34,7 @@ class HolderKind(StrEnum):
 
 
 class Holder(NamedTuple):
-    """Who keeps a record alive. `id` is the sequence's or lease's number; 0 for the prefix cache."""
+    """What keeps a record alive. `id` is the sequence's or lease's number; 0 for the prefix cache."""
 
     kind: HolderKind
     id: int
@@ -305,7 +305,7 @@ class Ledger:
         if (state is RecordState.FREE) != is_listed:
             raise LedgerError(f"{kind.value} record {record} is {state.name} and free-listed: {is_listed}")
         if state is RecordState.LIVE and not held:
-            raise LedgerError(f"{kind.value} record {record} is LIVE and nobody holds it")
+            raise LedgerError(f"{kind.value} record {record} is LIVE and has no holder")
         if state in (RecordState.FREE, RecordState.QUARANTINED) and held:
             raise LedgerError(f"{kind.value} record {record} is {state.name} and held by {entry.holders}")
 

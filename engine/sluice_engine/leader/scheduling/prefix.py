@@ -35,8 +35,8 @@ class Match:
 
 
 class PrefixCache:
-    """Snapshots are in LRU order. A chain of pages is touched from its end to its root, but grows the other way; who
-    leaves next is the leaf used least recently, and a chain of 65,000 pages leaves without being gone through for each.
+    """Snapshots are in LRU order. A chain of pages is touched from its end to its root, but grows the other way. The
+    leaf used least recently is evicted next, and a chain of 65,000 pages is evicted without a walk of it for each page.
     `_leaves` is a heap of (used, key): an entry for every leaf, no newer than its last use, and for some that were."""
 
     def __init__(self) -> None:

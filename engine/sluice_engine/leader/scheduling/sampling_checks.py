@@ -1,6 +1,6 @@
 """Whether a `Sampling` can be carried out at all: an ordered list of checks, each saying what is wrong. No torch.
 
-Whoever sent it, gateway or not: what passes here cannot make a rank fail on finite logits.
+What passes here cannot make a rank fail on finite logits, whatever client or gateway sent it.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class _Planner(StepBuilder):
                 self._scrub(nbytes)
             case _:
                 sequence = self.state.sequences.get(fact.id)
-                if sequence is not None:  # facts about somebody who is gone already come late, that is all
+                if sequence is not None:  # a fact about a sequence that has ended is only late
                     self._apply_to(sequence, fact)
 
     def _apply_to(

@@ -186,7 +186,7 @@ class Corrupted:
 
 @dataclass(frozen=True, slots=True)
 class ScrubDue:
-    """So many bytes of closed records may be verified now though nobody asks for them."""
+    """So many bytes of closed records may be verified in the background now."""
 
     nbytes: int
 

@@ -27,7 +27,7 @@ SCRUB_LOOKS = 4096
 
 
 class StepBuilder:
-    """Reserves, closes, caches, snapshots and grants records for one step; `schedule.py` decides for whom."""
+    """Reserves, closes, caches, snapshots and grants records for one step; `schedule.py` picks the sequences."""
 
     def __init__(self, state: SchedulerState) -> None:
         self.state, self.ledger, self.cache, self.limits = state, state.ledger, state.cache, state.limits
@@ -105,7 +105,7 @@ class StepBuilder:
             self._check(ref)
 
     def _check(self, ref: RecordRef) -> None:
-        """Unless it is not closed any more, or lives no more: nobody can read it as what it was."""
+        """Verify the record in this step, unless it is not closed any more or its generation has ended."""
         seal = self.ledger.seal(ref)
         if seal is not None:
             self.checks[ref] = Check(ref, *seal)
@@ -116,7 +116,7 @@ class StepBuilder:
             self.checks = {ref: check for ref, check in self.checks.items() if self.ledger.seal(ref) is not None}
 
     def _scrub(self, nbytes: int) -> None:
-        """Closed records that nobody asks for, in turn, until they are so many bytes or enough were looked at."""
+        """Verify closed records in turn, until they are `nbytes` or SCRUB_LOOKS records were looked at."""
         kinds, looks = list(RecordKind), SCRUB_LOOKS
         pool, record = self.state.scrubbed
         while looks > 0 and nbytes > 0:
@@ -199,7 +199,7 @@ class StepBuilder:
         if sequence.spec.mode is not Mode.SOURCE or sequence.last_step != self.number:
             return
         if sequence.limit.most == 1:
-            return  # the first token ends it: nobody needs the records
+            return  # the first token ends it: its reader needs no records
         size, count = self.limits.page_tokens, sequence.num_given
         final = sequence.phase is Phase.HELD
         first = max(sequence.num_granted, sequence.spec.have_prefix)
@@ -235,8 +235,8 @@ class StepBuilder:
         return bool(work or records)
 
     def take_freed(self) -> tuple[tuple[int, ...], tuple[RecordRef, ...]]:
-        """Rows and records for the ranks to forget. Nobody waits for that, and a step of its own costs as much as one
-        that computes: it travels with the next step that has something to do."""
+        """Rows and records for the ranks to forget. They travel with the next step that has something to do, because
+        nothing waits for them and a step of their own would cost as much as one that computes."""
         if not self._has_orders:
             return (), ()
         rows, self.state.rows_freed = tuple(self.state.rows_freed), []

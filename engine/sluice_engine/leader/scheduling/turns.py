@@ -1,4 +1,4 @@
-"""Whose turn it is: a sequence that runs must be in every step that it can be in, or somebody has lost it."""
+"""Starvation detector: a sequence that runs must be in every step that it can be in, or the scheduler has lost it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sluice_records import RecordKind
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """`since`: the first step that could have had the longest passed over, or the next one where nobody is. `number`:
-    of those passed over; `first` is the one."""
+    """`since`: the first step that could have had the sequence passed over longest, or the next step where none is.
+    `number` of sequences are passed over; `first` is that one."""
 
     since: int
     number: int = 0
@@ -28,8 +28,8 @@ class Turns:
         self._seen: dict[int, tuple[int, int]] = {}  # sequence -> its last step, and since when it is that
 
     def look(self, state: SchedulerState, *, under_way: bool) -> PassedOver:
-        """`under_way`: a step is with the ranks; who is not in it may be in the next. Without one, all who could be in
-        a step are passed over: whoever makes the next one does so at once."""
+        """`under_way`: a step is with the ranks, and a sequence that is not in it may be in the next. Without one,
+        every sequence that could be in a step is passed over, because the next step is made at once."""
         now, seen = state.next_number, {}
         for sequence in due(state):
             last, since = self._seen.get(sequence.id, (sequence.last_step, now))
@@ -48,8 +48,8 @@ class Turns:
 
 
 def due(state: SchedulerState) -> Iterator[Sequence]:
-    """Those that decode, and the first of those that prefill: a step takes more only as its tokens allow. Whoever needs
-    a page is among them, whether or not there is one."""
+    """The sequences that decode, and the first of those that prefill: a step takes more only as its tokens allow. A
+    sequence that needs a page is included, whether or not there is one."""
     is_first = True
     for sequence in state.sequences.values():
         if sequence.phase is Phase.DECODING and not sequence.is_exhausted:
