@@ -134,8 +134,8 @@ def test_every_reason_that_an_engine_gives_is_classified_by_the_gateway():
     assert given - POLICIES.keys() == set()
 
 
-# Processes, bytes and requests are "it", by their name (CONTRIBUTING.md). Where a folder is not rewritten yet, the number
-# of such words may only fall.
+# Processes, bytes and requests are "it", by their name (CONTRIBUTING.md). Where a folder is not rewritten yet, the
+# number of such words may only fall.
 PERSONS = re.compile(r"\b(who|whoever|whom|nobody|somebody|his)\b", re.IGNORECASE)
 MOST_PERSONS = {
     "operator": 110,

@@ -1,5 +1,5 @@
-"""One life of a process, for callers that wait in a thread: it starts in a session of its own, its stdout is read, and it
-is ended by its pid and leaves nothing behind."""
+"""One life of a process, for callers that wait in a thread. It starts in a session of its own, its stdout is read, and
+it is ended by its pid and leaves nothing behind."""
 
 from __future__ import annotations
 
