@@ -1,4 +1,4 @@
-"""Where somebody listens, as text: an IPv6 address has brackets."""
+"""Addresses of listening sockets as text: an IPv6 address has brackets."""
 
 from __future__ import annotations
 

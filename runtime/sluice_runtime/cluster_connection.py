@@ -1,4 +1,5 @@
-"""How to reach the Kubernetes API server, and as whom: from what a pod finds in itself. For operator and gateway."""
+"""How to reach the Kubernetes API server, and with which identity: from what a pod finds in itself. For operator and
+gateway."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _needs_quotes = re.compile(r'[\s"=]').search
 
 
 class _Formatter(logging.Formatter):
-    """`service`: who speaks. Wall time, for people only."""
+    """`service`: the process that logs. Wall time, for people only."""
 
     def __init__(self, service: str, as_json: bool) -> None:
         super().__init__()
@@ -78,13 +78,13 @@ def info(event: str, **fields: object) -> None:
 
 
 def warning(event: str, **fields: object) -> None:
-    """One that somebody may want to look at."""
+    """An event that a person may want to look at."""
     _write(logging.WARNING, event, fields)
 
 
 def _write(level: int, event: str, fields: dict[str, object]) -> None:
     """A request makes some ten lines, so they do not take the way of a library's, by a record with file, line, thread
-    and process. What goes wrong is told as `logging` does it, and ends nobody."""
+    and process. What goes wrong is told as `logging` does it, and ends no process."""
     if not (_logger.handlers and _logger.isEnabledFor(level)):
         return
     for handler in _logger.handlers:

@@ -1,4 +1,4 @@
-"""Asking a supervisor over HTTP, from whoever has an event loop. Bounded in time and bytes; no redirects, no TLS."""
+"""Asking a supervisor over HTTP, from a process with an event loop. Bounded in time and bytes; no redirects, no TLS."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class AskerFailed(NoAnswer):
     """It was not asked at all: we have no descriptor, memory or port left for it. That says nothing of it."""
 
 
-# What the system says to whoever has too much open.
+# What the system says to a process that has too much open.
 _OUR_OWN = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL, errno.EAGAIN})
 
 

@@ -18,10 +18,10 @@ from typing import SupportsIndex
 from urllib.parse import parse_qsl, urlsplit
 
 MAX_REQUEST_BYTES = 8192
-# At a time. A prober says all it has to say at once: whoever has said nothing for longest makes room for the next one.
+# At a time. A prober says all it has to say at once: the connection that was silent longest makes way for the next.
 MAX_CONNECTIONS = 128
-# So many are accepted in a turn of the loop; the others wait in the kernel's queue, for whoever finds that full tries
-# again only after a second.
+# So many are accepted in a turn of the loop; the others wait in the kernel's queue, because a client that
+# finds that full tries again only after a second.
 ACCEPTS, QUEUE = 32, 1024
 READ_S = 2.0
 WRITE_S = 5.0
@@ -121,7 +121,7 @@ class ProbeServer:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
-        """Who is being answered, or says nothing, is hung up on."""
+        """Connections that are being answered, or are silent, are closed."""
         if self._server is not None:
             self._server.close()
         for task in list(self._serving):
@@ -160,7 +160,7 @@ class ProbeServer:
         try:
             told = route(dict(parse_qsl(query)))
             return told if isinstance(told, Answer) else await told
-        except Exception as error:  # such as of a recorder that somebody has written over
+        except Exception as error:  # such as of a recorder that was written over
             traceback.print_exception(error, file=sys.stderr)
             return json_answer(500, {"error": f"{type(error).__name__}: {error}"})
 

@@ -17,7 +17,7 @@ Value = str | int | float | bool
 
 
 class Span(Protocol):
-    """`context` goes to whoever works for this span. `end` comes once; what is told afterwards is lost."""
+    """`context` goes to processes that work for this span. `end` comes once; what is told afterwards is lost."""
 
     @property
     def context(self) -> str: ...

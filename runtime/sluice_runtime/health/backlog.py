@@ -1,5 +1,5 @@
-"""Connections that wait at a process's listening sockets: whoever does not accept any more is seen from outside, in the
-kernel's own tables, without asking him anything. Sockets of others at the same port number do not count."""
+"""Connections that wait at a process's listening sockets. A process that does not accept any more is seen from outside,
+in the kernel's own tables, without its help. Sockets of other processes at the same port number do not count."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sluice_runtime.health.recorder import Row
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LOOK_S = 1.0
 _LISTEN = "0A"
-# A connection that nobody has accepted has no inode and is in one of these (established, or its client has ended it);
+# A connection that was not accepted has no inode and is in one of these (established, or its client has ended it);
 # closed ones have none either, and are in others.
 _QUEUED = ("01", "08")
 _NO_INODE = "0"
@@ -25,7 +25,7 @@ _NO_INODE = "0"
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """One look at a process's listening sockets. `waiting`: how many connections nobody has accepted, by the kernel's
+    """One look at a process's listening sockets. `waiting`: how many connections were not accepted yet, by the kernel's
     count. `queued`: those of them that the table names (not one that its client has reset). `taken`: inodes of accepted
     ones."""
 
@@ -45,7 +45,7 @@ class _Socket:
 
 def look_at_door(pid: int, ports: Iterable[int], tables: Iterable[Path] = TABLES) -> Door:
     """Of the sockets that process `pid` listens with at these ports of this network namespace. An empty one where the
-    kernel does not tell, or where nobody waits: then nothing else is looked at."""
+    kernel does not tell, or where no connection waits: then nothing else is looked at."""
     wanted = {f"{port:04X}" for port in ports}
     doors = [_look(pid, _sockets(table, wanted)) for table in tables]
     return Door(
@@ -76,8 +76,8 @@ def _look(pid: int, sockets: list[_Socket]) -> Door:
 
 
 def _sockets(table: Path, ports: set[str]) -> list[_Socket]:
-    """Those at these local ports; listening ones come first. Where nobody waits at one of these, only they: the kernel
-    makes the table as it is read, and the rest of it, every connection of the machine, takes milliseconds."""
+    """Those at these local ports; listening ones come first. Where no connection waits at one of these, only they: the
+    kernel makes the table as it is read, and the rest of it, every connection of the machine, takes milliseconds."""
     found: list[_Socket] = []
     try:
         with table.open() as lines:
@@ -108,10 +108,10 @@ def has_accepted(looks: tuple[Door, Door, Door]) -> bool:
     """Of three looks in order. A full queue that is drained and filled again has the same length each time, so length
     alone proves nothing; these do:
 
-    Nobody waits, or fewer than before. A connection is held now that was not. Or more have come into the queue than it
-    has grown by: all that came between the first two looks are in it at the third, but for those that were accepted
-    (one that its client has reset stays in it, unnamed, until then). The kernel's count of a look is read before its
-    names, so the growth is measured around them.
+    No connection waits, or fewer than before. A connection is held now that was not. Or more have come into the queue
+    than it has grown by: all that came between the first two looks are in it at the third, but for those that were
+    accepted (one that its client has reset stays in it, unnamed, until then). The kernel's count of a look is read
+    before its names, so the growth is measured around them.
     """
     first, second, third = looks
     if third.waiting == 0 or third.waiting < second.waiting or third.taken - second.taken:
@@ -121,7 +121,7 @@ def has_accepted(looks: tuple[Door, Door, Door]) -> bool:
 
 class AcceptMarks:
     """A process's row about its listening sockets, written by its supervisor. Progress is a look that proves that
-    somebody was accepted, or that nobody waits. `pid`: of the process; None while it does not live."""
+    a connection was accepted, or that none waits. `pid`: of the process; None while it does not live."""
 
     def __init__(self, row: Row, pid: Callable[[], int | None]) -> None:
         self._row = row
@@ -137,7 +137,8 @@ class AcceptMarks:
         self.ports = ports
 
     def look(self) -> None:
-        """At most once in LOOK_S: where somebody waits, the kernel's tables are read with every connection in them."""
+        """At most once in LOOK_S: where a connection waits, the kernel's tables are read with every connection in
+        them."""
         now = time.monotonic()
         if not self.ports or now < self._next_look:
             return

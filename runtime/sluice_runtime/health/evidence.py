@@ -1,7 +1,7 @@
 """The evidence bundle: everything that can still be seen of a wedged or dead service, in one folder.
 
 Written by the supervisor from the recorder, from stacks that processes write themselves, and from /proc: nothing in it
-needs anybody who is stuck to do anything. It may hold prompts (step records carry tokens, stacks may carry text).
+needs the help of a process that is stuck. It may hold prompts (step records carry tokens, stacks may carry text).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _write_processes(fresh: Path, run_dir: Path, pids: Mapping[str, int]) -> Non
 
 
 def prune(folder: Path, limits: EvidenceLimits) -> None:
-    """Oldest first, by number. What is no bundle is somebody else's, and stays."""
+    """Oldest first, by number. What is no bundle is not ours, and stays."""
     bundles = sorted((path for path in folder.glob(f"{PREFIX}*") if path.is_dir()), key=_number)
     sizes = [sum(_bytes_of(file) for file in bundle.iterdir()) for bundle in bundles]
     while len(bundles) > 1 and (len(bundles) > limits.bundles or sum(sizes) > limits.nbytes):

@@ -58,7 +58,7 @@ G, C, H = MetricKind.GAUGE, MetricKind.COUNTER, MetricKind.HISTOGRAM
 HEALTH_METRICS: tuple[MetricSpec, ...] = (
     MetricSpec("sluice_ready", G, (), "1 when requests may come", _flag("ready")),
     MetricSpec("sluice_draining", G, (), "1 while the service finishes what it has", _flag("draining")),
-    MetricSpec("sluice_quarantined", G, (), "1 while it stays down for somebody to look", _flag("quarantined")),
+    MetricSpec("sluice_quarantined", G, (), "1 while it stays down for a person to look", _flag("quarantined")),
     MetricSpec("sluice_verdict", G, ("verdict",), "1 for the present verdict on progress", _verdict),
     MetricSpec("sluice_thread_ticks", C, ("thread",), "turns of a watched loop", _row("ticks")),
     MetricSpec("sluice_thread_progress", C, ("thread",), "what must grow while work is pending", _row("progress")),

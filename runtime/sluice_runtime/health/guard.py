@@ -95,7 +95,7 @@ def in_daemon_thread(function: Callable[..., T], *args: object) -> asyncio.Futur
 
 
 def write_now(path: Path, data: bytes) -> None:
-    """Raises OSError also where writing would wait: a pipe that nobody reads must not hold up an end."""
+    """Raises OSError also where writing would wait: a pipe that is not read must not hold up an end."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     try:
         os.write(fd, data)
@@ -145,7 +145,7 @@ class Guard:
         self.probe_port = self.debug_port = 0
 
     def _make_recorder(self, names: RecorderNames) -> Recorder:
-        """Also one that nobody shares can be told from; `start` says then that there is no room for another."""
+        """Fall back to a private recorder; `start` reports the missing space."""
         path = self.service.run_dir / RECORDER_FILE
         try:
             return Recorder.create(path, names)
@@ -178,7 +178,7 @@ class Guard:
         self.watch.exited(gone)
 
     def forget(self, process: str) -> None:
-        """It has ended as it may, and is started again: its rows are nobody's until then."""
+        """A process has ended as it may, and is started again: its rows are not watched until then."""
         for watched in self.service.kind.watched:
             if watched.process == process:
                 self.recorder.row(watched.name).forget()
@@ -195,7 +195,8 @@ class Guard:
 
     @property
     def is_live(self) -> bool:
-        """While evidence is collected or quarantine holds (both bounded) nobody should kill us."""
+        """True while this container should not be killed, also while evidence is collected or quarantine holds (both
+        are bounded)."""
         return self.collecting or self.quarantined or not self.watch.verdict.is_fatal
 
     def started(self, *ports: int) -> None:
@@ -206,7 +207,7 @@ class Guard:
         self.tell_readiness()
 
     def drain(self, row: str = "", within_s: float = math.inf) -> None:
-        """Not ready from now on. `row`: who has to have finished, or to have ended, after so many seconds."""
+        """Not ready from now on. `row`: what has to have finished, or to have ended, after so many seconds."""
         self.draining = True
         self._drain_due = (row, within_s, self._clock() + within_s)
         self.tell_readiness()
@@ -297,7 +298,7 @@ class Guard:
         await self._write_message(message, bundle)
         incidents = await self._note(verdict, message)
         self.collecting = False
-        # Without probes nobody could see that it is held, and nothing has begun that one could look at.
+        # Without probes a quarantine could not be seen, and nothing has begun that a person could look at.
         has_begun = bool(self.debug_port)
         if has_begun and must_quarantine(incidents, boot_id(), seconds_since_boot(), self.policy.quarantine):
             await self._hold(message, len(incidents))
@@ -353,7 +354,7 @@ class Guard:
             return [incident]
 
     async def _hold(self, message: str, count: int) -> None:
-        """Stay up, not ready, so that somebody can look."""
+        """Stay up, not ready, so that a person can look."""
         hold_s = self.policy.quarantine.hold_s
         self.quarantined = True
         self.tell_readiness()

@@ -1,4 +1,4 @@
-"""What happened here before, kept beside the bundles, and when that is enough to stay down for somebody to look."""
+"""What happened here before, kept beside the bundles, and when that is enough to stay down for a person to look."""
 
 from __future__ import annotations
 

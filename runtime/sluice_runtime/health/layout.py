@@ -8,7 +8,7 @@
 
 Rows, mirrors and writers are named by the service whose supervisor creates the file; an empty name is an unused place.
 
-Whoever reads must take a file of another version for unreadable, not for empty.
+A reader must take a file of another version for unreadable, not for empty.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class State(IntEnum):
     ABSENT = 0  # not started in this life
     RUNNING = 1
     ENDED = 2  # as it should, at the end of its process
-    FAILED = 3  # its loop ended though nobody asked
+    FAILED = 3  # its loop ended without being asked to
 
 
 class Phase(IntEnum):

@@ -88,23 +88,23 @@ class Row:
         self._doing[len(data) :] = bytes(layout.DOING_BYTES - len(data))
 
     def forget(self) -> None:
-        """By whoever reaped its process: there is nobody to watch until the next life begins."""
+        """Called when its process was reaped: there is nothing to watch until the next one begins."""
         self._numbers[self._base + Field.STATE] = State.ABSENT
 
     def end(self, failed: bool = False) -> None:
-        """The loop is over. Its phase stays, and PHASE_SINCE says when it ended: who was first brought others about."""
+        """The loop is over. Its phase stays, and PHASE_SINCE says when it ended: the first end caused the others."""
         self._numbers[self._base + Field.PHASE_SINCE] = time.monotonic_ns()
         self._numbers[self._base + Field.STATE] = State.FAILED if failed else State.ENDED
 
 
 def unrecorded(name: str) -> Row:
-    """A row that nobody reads: for whoever runs without a supervisor."""
+    """A row that is not read: for a process without a supervisor."""
     memory = memoryview(bytearray(layout.FIELDS * W + layout.DOING_BYTES))
     return Row(memory[: layout.FIELDS * W].cast("Q"), memory[layout.FIELDS * W :], 0, name)
 
 
 def rows_of(path: Path, *names: str) -> tuple[Row, ...]:
-    """Rows of the recorder at `path`, or such that nobody reads where there is none."""
+    """Rows of the recorder at `path`, or rows that are not read where there is none."""
     if not path.exists():
         return tuple(unrecorded(name) for name in names)
     recorder = Recorder.attach(path)
@@ -186,14 +186,14 @@ class Recorder:
 
     def copied(self) -> bytes:
         """The whole file as it is just now. Its creator's has the header and the names that it was given: what is left
-        of one that somebody has written over can be read."""
+        of a file that was written over can be read."""
         copy = bytearray(self._bytes)
         if self._names is not None:
             _write_names(memoryview(copy), self._names)
         return bytes(copy)
 
     def make_whole(self) -> int | None:
-        """The bytes that were left of a file that somebody has cut; the rest is zeros now. None: it was whole. To touch
+        """The bytes that were left of a file that was cut; the rest is zeros now. None: it was whole. To touch
         a page that the file no longer has would end the process by SIGBUS. Raises OSError when there is no room."""
         left = layout.FILE_BYTES if self._fd < 0 else os.fstat(self._fd).st_size
         if left >= layout.FILE_BYTES:
@@ -235,7 +235,8 @@ class Recorder:
 
     @property
     def readiness(self) -> Readiness:
-        """Its writer stores it again and again; a word that is none is somebody else's, and not READY."""
+        """Its writer stores it again and again; a value that is no readiness was written by another process, and is not
+        READY."""
         try:
             return Readiness(self._numbers[Header.READINESS])
         except ValueError:

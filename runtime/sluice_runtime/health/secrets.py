@@ -1,4 +1,4 @@
-"""What must not be told of a process's settings, whoever asks. Keys are in files, whose names may be told; URLs may
+"""What must never be told of a process's settings. Keys are in files, whose names may be told; URLs may
 have a user, a password, or a token in the query."""
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sluice_runtime.health.guard import Guard
 
 STACKS_S = 2.0
-# A golden prompt through every pair comes with its own issue; until then nobody knows, which counts as good.
+# A golden prompt through every pair comes with its own issue; until then it is unknown, which counts as good.
 CANARY = "unknown"
 EVENTS_TOLD = 20
 
@@ -174,7 +174,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def certificate_of(told: Any, now: float) -> dict[str, Any] | None:
-    """With what is left of its life now, in seconds, also when whoever has it stands still. None: no TLS."""
+    """With what is left of its life now, in seconds, also when the process that has it stands still. None: no TLS."""
     return {**told, "left_s": round(told["not_after"] - now, 3)} if isinstance(told, dict) else None
 
 

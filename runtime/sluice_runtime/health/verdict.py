@@ -1,7 +1,8 @@
 """The verdict: a pure function over two readings of the flight recorder.
 
-Frozen with work pending is a wedge; idle is healthy, slow is healthy. Whoever is named was given more time than its
-work should take: a step's budget is a factor over what the measured throughput says for it, and never below a floor.
+Frozen with work pending is a wedge; idle is healthy, slow is healthy. A thread that is named was given more time than
+its work should take: a step's budget is a factor over what the measured throughput says for it, and never below a
+floor.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def verdict(before: Reading, after: Reading, budgets: Budgets, watched: Sequence
         found = list(check())
         fatal = [told for told in found if told.is_fatal]
         if fatal:
-            return max(fatal, key=lambda told: told.age_s)  # who froze first holds up the others
+            return max(fatal, key=lambda told: told.age_s)  # the first that froze holds up the others
         slowest = max([slowest, *found], key=lambda told: (told.kind is Kind.SLOW, told.age_s))
     if slowest.kind is Kind.SLOW:
         return slowest
@@ -123,7 +124,7 @@ def _dead_processes(after: Reading, watched: Sequence[Watched]) -> Iterable[Verd
 def _dead_threads(before: Reading, after: Reading, watched: Sequence[Watched]) -> Iterable[Verdict]:
     """A thread whose loop has ended while its process lives on. Its process's own death is told before.
 
-    The threads of a process that ends go one by one: who is only gone must be so at two looks.
+    The threads of a process that ends go one by one: one that is only gone must be so at two looks.
     """
     for thread in watched:
         old, row = before.rows.get(thread.name), after.rows.get(thread.name)

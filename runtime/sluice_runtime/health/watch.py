@@ -115,12 +115,12 @@ class Watch:
         rows = Copy(self._recorder.view).rows()
         for told in self.watched:
             if told.name not in rows:
-                raise RecorderError(f"row {told.name} has lost its name: somebody has written over it")
+                raise RecorderError(f"row {told.name} has lost its name: it was written over")
         return rows
 
     def look(self) -> Verdict:
         """Read, compare, judge. What froze in a maintenance window gets its whole budget after it. Raises RecorderError
-        for a recorder that is damaged: then nobody is watched any more."""
+        for a recorder that is damaged: then nothing is watched any more."""
         now = self._clock()
         self._observed += min(max(0.0, now - self._looked_at), MAX_GAP_S)
         self._looked_at = now

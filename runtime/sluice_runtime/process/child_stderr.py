@@ -1,9 +1,9 @@
-"""What a child writes to stderr, on its way through its supervisor: nobody waits for anybody's reader.
+"""What a child writes to stderr, on its way through its supervisor: neither waits for the other's reader.
 
 The child's end of the pipe never blocks, so that a supervisor that is frozen cannot hold it up either: what does not
 fit is dropped, and counted by the child where it is Python's (`outlet.drop_what_nobody_reads`). The supervisor
-passes each line on to its own stderr, which waits for nobody (`outlet.py`). Who writes without end gets a share of the
-supervisor's time, not all of it.
+passes each line on to its own stderr, which waits for no reader (`outlet.py`). A child that writes without end gets a
+share of the supervisor's time, not all of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PIPE_BYTES = 1 << 20
 MAX_LINE_BYTES = 64 * 1024
 READ_BYTES = 16 * 1024
 # What comes within this time is read at once: to wake for a line costs more than to pass it on. It waits in the pipe,
-# which outlives who wrote it.
+# which outlives the process that wrote it.
 GATHER_S, GATHER_LINES = 0.05, 32
 # At the end of a child, for what it said last.
 CLOSE_S = 0.5
@@ -38,8 +38,8 @@ MAX_TAIL_LINE_BYTES = 2048
 
 
 class ChildStderr:
-    """`child_fd` is what the child gets as its stderr; whoever has started it calls `given`. One pipe may have several
-    writers: a child's own children inherit it."""
+    """`child_fd` is what the child gets as its stderr; the code that has started it calls `given`. One pipe may have
+    several writers: a child's own children inherit it."""
 
     def __init__(self, said: Callable[[bytes], None]) -> None:
         self._said = said
@@ -66,7 +66,7 @@ class ChildStderr:
             left = sum(map(len, self._lines)) + len(self._rest)
             self._lines.clear()
             self._rest = b""
-            for _ in range(PIPE_BYTES // READ_BYTES):  # a pipe's worth: who holds it may not be ours to wait for
+            for _ in range(PIPE_BYTES // READ_BYTES):  # a pipe's worth: the process that holds it may not be our child
                 left += len(block := self._block())
                 if not block:
                     break
@@ -78,7 +78,7 @@ class ChildStderr:
         return [line[:MAX_TAIL_LINE_BYTES].decode(errors="replace").rstrip("\r\n") for line in self._tail]
 
     def _turn(self) -> None:
-        """Of the loop: who has more to say goes on after the others."""
+        """One turn of the loop: a child that has more to say goes on after the others."""
         pause = PAUSE_S if self._pass_on(SLICE_S) else GATHER_S
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)

@@ -1,4 +1,4 @@
-"""A standard stream that never waits for its reader: whoever watches others must not stop because nobody reads him."""
+"""A standard stream that never waits for its reader: a process that watches others must not stop because of it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _write_all(fd: int, data: bytes) -> None:
     while left:
         try:
             left = left[os.write(fd, left) :]
-        except BlockingIOError:  # somebody else has made it so, for all who share it
+        except BlockingIOError:  # another process has made it so, for all that share it
             time.sleep(0.01)
         except OSError:
             return
@@ -139,7 +139,7 @@ def drop_what_nobody_reads() -> None:
 
 @contextmanager
 def heard_or_not() -> Iterator[None]:
-    """Within it, what this process says on stdout and stderr waits for nobody."""
+    """Within it, what this process says on stdout and stderr waits for no reader."""
     before = sys.stdout, sys.stderr
     outlets = Outlet(1), Outlet(2)
     sys.stdout, sys.stderr = (_text(outlet, "replace") for outlet in outlets)

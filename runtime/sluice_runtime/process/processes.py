@@ -23,13 +23,13 @@ WITHOUT_EVENT_ENGINE = ",".join(f"-event_engine_{part}" for part in ("client", "
 
 
 def child_environment() -> dict[str, str]:
-    """What libraries read when they are imported; what somebody has set is left as it is. numpy would start a thread
+    """What libraries read when they are imported; what is set already is left as it is. numpy would start a thread
     for each core, and ours multiply no matrices with it."""
     return {"GRPC_EXPERIMENTS": WITHOUT_EVENT_ENGINE, "OPENBLAS_NUM_THREADS": "1", **os.environ}
 
 
 def say(event: str, **fields: object) -> None:
-    """One JSON line on stdout, for whoever started this process."""
+    """One JSON line on stdout, for the process that started this one."""
     pass_on({"event": event, **fields})
 
 
@@ -49,8 +49,8 @@ def die_with_parent(parent: int, sig: signal.Signals = signal.SIGKILL) -> None:
 
 
 def give_way() -> None:
-    """From now on this thread, and those that it starts, take the CPU from nobody when they are woken (docs/adr/0103).
-    A policy that somebody else gave it stays."""
+    """From now on this thread, and those that it starts, take the CPU from no other when they are woken
+    (docs/adr/0103). A policy that it was given from outside stays."""
     _move_policy(os.SCHED_OTHER, os.SCHED_BATCH)
 
 

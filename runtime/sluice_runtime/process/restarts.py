@@ -47,8 +47,8 @@ async def keep(
     policy: RestartPolicy,
     is_over: Callable[[int], Awaitable[bool]],
 ) -> None:
-    """Until `is_over` says, of an exit status, that nobody needs the child any more. `start` starts it in `children` by
-    that name. Raises ChildDied for a death that the service does not survive."""
+    """Until `is_over` says, of an exit status, that the child is not needed any more. `start` starts it in `children`
+    by that name. Raises ChildDied for a death that the service does not survive."""
     deaths, clock = DeathWindow(policy), asyncio.get_running_loop().time
     while True:
         await start()

@@ -38,7 +38,7 @@ def probe_url(guard: Guard, host: str) -> str:
 
 
 def announce(guard: Guard, host: str) -> None:
-    """Where this supervisor answers, for whoever started it."""
+    """Print where this supervisor answers, for the process that started it."""
     say(
         "supervising",
         pid=os.getpid(),

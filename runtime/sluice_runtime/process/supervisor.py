@@ -1,7 +1,8 @@
 """The loop of every supervisor: start the children, watch them, answer probes, and end with a status that says how.
 
 0: it was asked to end, and has. 1: a death, 3: a wedge; both with evidence. What a service has of its own, which
-children it has, how they are started, whom to blame and how it is asked to end, is a `Workload` and an `Ending`.
+children it has, how they are started, which death caused others and how it is asked to end, is a `Workload` and an
+`Ending`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sluice_runtime.process.outlet import heard_or_not
 from sluice_runtime.process.processes import die_with_parent, say
 from sluice_runtime.process.supervision import announce, failed_start, leave_message, sole_user
 
-# The arguments, the spec, or what it names cannot be served: nobody has died.
+# The arguments, the spec, or what it names cannot be served: no process has died.
 EXIT_REFUSED = 2
 # One death brings others about: so long the last words of all are waited for before one of them is blamed.
 SETTLE_S = 0.5
@@ -54,7 +55,7 @@ class Workload(Protocol):
 
     def lives(self) -> Sequence[Coroutine[Any, Any, None]]:
         """The whole life of each child, its start included, which can fail and hang as anything else can. Raises
-        ChildDied, or Refused, at an end that nobody has asked for; it returns after one that somebody has."""
+        ChildDied, or Refused, at an end that was not asked for; it returns after one that was."""
 
     def exit_of(self, process: str, status: int | None) -> Exit:
         """Its end, with what it has said of it itself. Raises Refused where that was no death."""
@@ -136,12 +137,12 @@ class Supervisor:
         return self._verdict_on([self.workload.exit_of(ending.process, process.returncode)], watching)
 
     async def _fatal(self, watching: asyncio.Task[Verdict], lives: list[asyncio.Task[None]]) -> Verdict:
-        """A verdict on who died first. Raises what was no death, but a refusal or a defect of ours."""
+        """A verdict on the first death. Raises what was no death, but a refusal or a defect of ours."""
         await asyncio.wait(lives, timeout=SETTLE_S, return_when=asyncio.ALL_COMPLETED)
         clock = asyncio.get_running_loop().time
         deadline = clock() + CAUSE_S
         while (errors := errors_of(lives)) and all(has_followed(error) for error in errors):
-            # Whom it followed has not been reaped yet.
+            # The process that it followed has not been reaped yet.
             rest, left = [life for life in lives if not life.done()], deadline - clock()
             if not rest or left <= 0:
                 break
@@ -185,7 +186,7 @@ async def ends_as_asked(process: asyncio.subprocess.Process, watching: asyncio.T
 
 
 async def end_by(guard: Guard, verdict: Verdict) -> int:
-    """Evidence and the one line, for a person and for whoever started this: the exit status."""
+    """Evidence and the one line, for a person and for the process that started this one: the exit status."""
     status = await guard.close(verdict)
     say("died", cause=str(verdict))
     return status
@@ -216,8 +217,9 @@ class Planned:
 
 
 def run_process(plan: Callable[[], Planned], parent: int, *refusals: type[Exception]) -> int:
-    """The whole life of a supervisor's process: its exit status. `parent`: whose end is ours; 0: nobody's. `refusals`:
-    beside SpecError, what `plan` and `Planned.make` raise where the service cannot be served as it is asked for."""
+    """The whole life of a supervisor's process: its exit status. `parent`: the process whose end is ours; 0: none.
+    `refusals`: beside SpecError, what `plan` and `Planned.make` raise where the service cannot be served as it is asked
+    for."""
     if parent:
         die_with_parent(parent, signal.SIGTERM)
     raise_limit()
@@ -237,6 +239,6 @@ async def _run(planned: Planned, refused: tuple[type[Exception], ...]) -> int:
         return await planned.make().run()
     except refused:
         raise
-    except Exception as error:  # none is known that comes so far; without a message nobody would know of one
+    except Exception as error:  # none is known that comes so far; without a message it would go unseen
         leave_message(planned.health, planned.run_dir, error)
         raise

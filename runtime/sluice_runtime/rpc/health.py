@@ -17,7 +17,7 @@ class BoundedHealth(HealthServicer):  # type: ignore[misc]  # it has no types
         self._watching = 0
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:
-        """RESOURCE_EXHAUSTED for whoever comes when MAX_WATCHERS are there: `Check` is for everybody."""
+        """RESOURCE_EXHAUSTED for a client that comes when MAX_WATCHERS are there: `Check` is for everybody."""
         if self._watching >= MAX_WATCHERS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHERS} watch already: use Check")
         self._watching += 1

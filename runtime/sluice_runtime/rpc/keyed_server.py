@@ -1,4 +1,4 @@
-"""What all our gRPC servers have in common, be they an engine's or a gateway's: nobody is served without the key."""
+"""What all our gRPC servers have in common, be they an engine's or a gateway's: no client is served without the key."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
     ("grpc.enable_http_proxy", 0),
 )
-# Whoever has not said what he is by then is hung up on: nobody needs a key so far, and each costs a descriptor. Shorter
-# than a client's own attempt, and than the least time that a server may accept nobody.
+# A connection whose handshake is not done by then is closed: it needs no key so far, and it costs a descriptor. Shorter
+# than a client's own attempt, and than the least time for which a server may accept no connection.
 SERVER: tuple[tuple[str, int], ...] = (("grpc.server_handshake_timeout_ms", 4_000),)
 # Of a channel that comes back soon after its peer has.
 RECONNECT: tuple[tuple[str, int], ...] = (

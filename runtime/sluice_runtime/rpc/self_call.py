@@ -1,5 +1,5 @@
 """A gRPC call of a process to itself, again and again: gRPC's own threads carry every call of a process, and where one
-of them hangs, all loops of ours go on turning and nobody is answered."""
+of them hangs, all loops of ours go on turning and no client is answered."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Mutual TLS between our processes: who we are, who may call what, and certificates that change while we run."""
+"""Mutual TLS between our processes: identities, the calls that each may make, and certificates that change while we
+run."""

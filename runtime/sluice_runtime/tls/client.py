@@ -1,4 +1,4 @@
-"""Channels to peers of our deployment. Peers are dialled by address and have to be who they should, by certificate."""
+"""Channels to peers of our deployment. Peers are dialled by address and must have the right certificate."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from sluice_runtime.tls.identity import Identity, context_of
 from sluice_runtime.tls.peers import Peer
 
 TRY_S = 2.0
-# The client's preface and empty settings of HTTP/2: whoever takes our certificate answers with its own.
+# The client's preface and empty settings of HTTP/2: a server that takes our certificate answers with its own.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 # OpenSSL's X509_V_ERR_*.
 _NOT_YET_VALID, _EXPIRED, _OTHER_NAME = 9, 10, 62
@@ -24,7 +24,7 @@ async def why_not(address: str, peer: Peer, identity: Identity | None, timeout_s
         async with asyncio.timeout(timeout_s):
             return await (_speaks_tls(address) if identity is None else _why_not(address, peer, identity))
     except (OSError, TimeoutError, EOFError, ValueError):
-        return ""  # nobody there, or in no hurry: what gRPC says will do
+        return ""  # nothing listens there, or it is slow: what gRPC says will do
 
 
 async def _why_not(address: str, peer: Peer, identity: Identity) -> str:

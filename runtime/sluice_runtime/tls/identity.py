@@ -1,7 +1,7 @@
-"""Who a process is to its peers: a certificate, its key and the CAs it trusts, read from a folder as a Secret's volume
-lays it out: tls.crt, tls.key, ca.crt.
+"""The identity of a process for its peers: a certificate, its key and the CAs it trusts, read from a folder as a
+Secret's volume lays it out: tls.crt, tls.key, ca.crt.
 
-What is read is used once before anybody relies on it: a handshake with itself, in memory. It says whether the key is
+What is read is used once before anything relies on it: a handshake with itself, in memory. It says whether the key is
 the certificate's and the certificate of one of the CAs, and what the certificate says, without a parser of ours.
 """
 
@@ -23,7 +23,7 @@ CERTIFICATE, KEY, AUTHORITIES = "tls.crt", "tls.key", "ca.crt"
 # Kubelet's: all files of a volume change with this one link.
 DATA_LINK = "..data"
 MAX_BYTES = 1 << 20
-# X509_V_FLAG_NO_CHECK_TIME: one that has run out still says who it is, and when it did.
+# X509_V_FLAG_NO_CHECK_TIME: one that has run out still says its name, and when it did.
 _ANY_TIME = 0x200000
 
 

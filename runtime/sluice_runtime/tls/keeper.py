@@ -14,7 +14,7 @@ from sluice_runtime.tls.identity import AUTHORITIES, CERTIFICATE, KEY, Identity,
 from sluice_runtime.tls.peers import Peer
 
 LOOK_S = 1.0
-# Certificates are renewed with a third of their life left: below this somebody should see why one was not.
+# Certificates are renewed with a third of their life left: below this a person should see why one was not.
 NEAR_S = 30 * 86400.0
 DAY_S = 86400.0
 Stamp = tuple[tuple[int, int, int], ...]

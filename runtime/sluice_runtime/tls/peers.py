@@ -1,4 +1,4 @@
-"""Who a certificate says its holder is, and which calls are whose. A call without an entry is nobody's."""
+"""The names that certificates give, and the calls that each may make. A call without an entry may not be made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from enum import StrEnum
 
 
 class Peer(StrEnum):
-    """The roles that certificates name. `ENGINE`: the second name of every engine, for who does not know which."""
+    """The roles that certificates name. `ENGINE`: the second name of every engine, for callers that do not know its
+    role."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -32,7 +33,7 @@ class PeerName:
         return f"{self.peer}.{self.domain}"
 
     def of(self, peer: Peer) -> PeerName:
-        """Somebody else of the same deployment."""
+        """Another peer of the same deployment."""
         return PeerName(peer, self.domain)
 
     @classmethod
@@ -70,8 +71,8 @@ def objection(method: str, names: Iterable[str], domain: str) -> str:
     allowed = CALLERS.get(method, frozenset())
     if known & allowed:
         return ""
-    whose = " or ".join(sorted(allowed)) or "nobody"
-    return f"{method} is for the {whose} of {domain}; this certificate is of {', '.join(told) or 'nobody'}"
+    whose = " or ".join(sorted(allowed)) or "no role"
+    return f"{method} is for the {whose} of {domain}; this certificate is of {', '.join(told) or 'no name'}"
 
 
 def _parsed(text: str) -> PeerName | None:

@@ -1,4 +1,4 @@
-"""gRPC servers with our certificate, and the check of who calls. Plain ports where there is no identity."""
+"""gRPC servers with our certificate, and the check of callers. Plain ports where there is no identity."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sluice_runtime.tls.keeper import IdentityKeeper
 from sluice_runtime.tls.peers import objection
 
 NAMES = "x509_subject_alternative_name"
-# Who calls again and again what is not his is told of once in so long; the counter counts all.
+# A caller that repeats calls that it may not make is logged once in so long; the counter counts all.
 SAY_S = 60.0
 
 
@@ -55,7 +55,7 @@ def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
 
 
 class CallerInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Answers PERMISSION_DENIED to whom the call is not for, by the name in his certificate."""
+    """Answers PERMISSION_DENIED to a caller whose certificate has no name that may make the call."""
 
     def __init__(self, keeper: IdentityKeeper) -> None:
         self._keeper = keeper
