@@ -188,8 +188,8 @@ def test_a_call_is_for_those_of_the_same_deployment_whose_it_is():
     for names in ([], ["gateway.other.ns.sluice.dev"], [f"decode.{DOMAIN}"], ["nonsense"], [f"gatewayx.{DOMAIN}"]):
         told = objection(generate, names, DOMAIN)
         assert f"{generate} is for the gateway of {DOMAIN}" in told
-        assert (names or ["nobody"])[0] in told
-    assert "for the nobody" in objection("/sluice.v1.Engine/New", [f"operator.{DOMAIN}"], DOMAIN)
+        assert (names or ["no name"])[0] in told
+    assert "for no role" in objection("/sluice.v1.Engine/New", [f"operator.{DOMAIN}"], DOMAIN)
 
 
 def test_identities_of_the_same_bytes_are_equal(folder):

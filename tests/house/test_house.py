@@ -139,7 +139,6 @@ def test_every_reason_that_an_engine_gives_is_classified_by_the_gateway():
 PERSONS = re.compile(r"\b(who|whoever|whom|nobody|somebody|his)\b", re.IGNORECASE)
 MOST_PERSONS = {
     "operator": 110,
-    "services": 72,
     "tools/cli": 29,
     "tools/faults": 9,
     "tools/harness": 26,

@@ -116,7 +116,7 @@ async def test_a_stopped_lease_is_terminal_when_its_stream_is(
     streamed.stop("lease")
     streamed.stream_ended("lease")
     assert await leader.until(PullsTerminal) == PullsTerminal("lease", ())
-    with pytest.raises(BadPeer, match="nobody asked"):
+    with pytest.raises(BadPeer, match="not asked for"):
         streamed.feed("lease", RecordBytes("page", 0, 0, b"late"))
 
 

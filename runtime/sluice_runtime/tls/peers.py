@@ -71,8 +71,8 @@ def objection(method: str, names: Iterable[str], domain: str) -> str:
     allowed = CALLERS.get(method, frozenset())
     if known & allowed:
         return ""
-    whose = " or ".join(sorted(allowed)) or "no role"
-    return f"{method} is for the {whose} of {domain}; this certificate is of {', '.join(told) or 'no name'}"
+    whose = f"the {' or '.join(sorted(allowed))}" if allowed else "no role"
+    return f"{method} is for {whose} of {domain}; this certificate is of {', '.join(told) or 'no name'}"
 
 
 def _parsed(text: str) -> PeerName | None:

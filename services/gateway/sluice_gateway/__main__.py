@@ -65,7 +65,7 @@ REFUSALS = (
 )
 # The tokenizer of V4 takes 200 of them; the rest is what a prompt may take.
 LEAST_MEMORY_MIB = 512
-# A gateway that joins others is not ready before it has met a pair; where there is none, somebody has to say so.
+# A gateway that joins others is not ready before it has met a pair; where there is none, a line has to say so.
 FIRST_LOOK_S = 10.0
 
 
@@ -227,7 +227,7 @@ def beside_of(
                 reports = serving_reports(gateway.fleet_report, arguments.report_listen, key, identity)
                 told["report"] = await stack.enter_async_context(reports)
             if connection is not None and target is not None:
-                from sluice_gateway.routing.slice_api import HttpSliceApi  # who discovers nothing needs no HTTP client
+                from sluice_gateway.routing.slice_api import HttpSliceApi  # others need no HTTP client
 
                 api = await stack.enter_async_context(HttpSliceApi(connection, target))
                 prefer_v6 = connection.server.startswith("https://[")
@@ -244,7 +244,7 @@ def keys_of(fingerprint: Fingerprint, tokens: tuple[int, ...], page_tokens: int)
 
 
 def join_supervisor(arguments: argparse.Namespace) -> Recorder | None:
-    """Its recorder; None where nobody watches. Raises RecorderError, FileNotFoundError, SpecError."""
+    """Its recorder; None without a supervisor. Raises RecorderError, FileNotFoundError, SpecError."""
     if arguments.parent:
         die_with_parent(arguments.parent)
     if arguments.faults:

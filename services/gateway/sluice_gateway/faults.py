@@ -70,7 +70,7 @@ def had_in_work(result: TryResult, pair: Pair, culprit: Culprit | None, num_toke
     """Whether the culprit may have died over this try, of which `num_tokens` tokens came.
 
     Up to the first token the prefill engine computes, and the decode engine waits for it; from then on the decode
-    engine computes, and the prefill engine only keeps records for it. A refused try was computed by nobody, nor was one
+    engine computes, and the prefill engine only keeps records for it. A refused try was not computed, nor was one
     that went to an engine of which nothing had been heard since another try broke there: it was dead already.
     """
     if culprit is None or isinstance(result, Refused) or (isinstance(result, Lost) and not result.has_begun):

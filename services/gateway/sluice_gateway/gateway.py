@@ -103,7 +103,7 @@ class Gateway:
         self._running: set[asyncio.Task[Any]] = set()
 
     def _changed(self) -> None:
-        self._known()  # to be kept for when nobody is
+        self._known()  # to be kept for when no engine is there
         self.dispatcher.changed()
         if self._has_pair():
             self._met.set()
@@ -133,7 +133,7 @@ class Gateway:
             self._keep(calling.run(), "calls to itself")
 
     def _keep(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """For as long as this gateway lives. One that ends before would be missed by nobody."""
+        """For as long as this gateway lives: the end of such a task would otherwise go unseen."""
         task = asyncio.create_task(work, name=name)
         task.add_done_callback(self._ended)
         self._kept.append(task)

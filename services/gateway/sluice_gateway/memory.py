@@ -134,7 +134,7 @@ class MemoryEngine:
     def open(self, request: GenerateRequest) -> tuple[_Sequence | None, Replies]:
         replies: Replies = asyncio.Queue()
         if not self.alive:
-            replies.put_nowait(EngineLost("nobody listens"))
+            replies.put_nowait(EngineLost("nothing listens there"))
             return None, replies
         self.requests.append(request)
         refusal = self._refusal(request)
@@ -165,7 +165,7 @@ class MemoryEngine:
 
     def attach(self, gateway_id: str) -> asyncio.Queue[TokenBatch | None]:
         if not self.alive:
-            raise EngineLost("nobody listens")
+            raise EngineLost("nothing listens there")
         queue: asyncio.Queue[TokenBatch | None] = asyncio.Queue()
         queue.put_nowait(TokenBatch(0, (), (), ()))
         self._attached[gateway_id] = queue
@@ -281,7 +281,7 @@ class MemoryClient:
 
     def _answering(self) -> MemoryEngine:
         if not self._engine.alive:
-            raise EngineLost("nobody listens")
+            raise EngineLost("nothing listens there")
         return self._engine
 
     async def attach(self, gateway_id: str) -> AsyncIterator[TokenBatch]:
@@ -299,7 +299,7 @@ class MemoryClient:
 
 @dataclass
 class MemoryFleet:
-    """Engines by address; `factory` is what the gateway is given. An unknown address is one where nobody listens."""
+    """Engines by address; `factory` is what the gateway is given. Nothing listens at an unknown address."""
 
     engines: dict[str, MemoryEngine]
 

@@ -16,7 +16,7 @@ from sluice_gateway.text.encoders import SCRIPTED, Efforts
 from sluice_gateway.text.large_requests import WorkerSpec
 from sluice_protocol.sampling import Sampling
 
-NOBODY = Fleet()
+EMPTY_FLEET = Fleet()
 DEFAULT_TIMINGS = Timings()
 DEFAULT_PACE = Pace()
 
@@ -34,7 +34,7 @@ class Settings:
 
     model_name: str
     gateway_id: str
-    fleet: Fleet = NOBODY
+    fleet: Fleet = EMPTY_FLEET
     fleet_file: Path | None = None
     fleet_poll_s: float = 0.5
     api_keys: tuple[str, ...] = ()

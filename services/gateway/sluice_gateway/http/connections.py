@@ -1,4 +1,4 @@
-"""Who is connected. There are as many descriptors as the system gives; a connection that asks nothing gives way."""
+"""Open connections. There are as many descriptors as the system gives; a connection that asks nothing gives way."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ HEAD_TOO_LARGE = answer_before_a_request(headers_too_large(MAX_HEAD_BYTES))
 
 
 def most_connections() -> int:
-    """So many that no descriptor is ever wanting: out of them, libuv accepts whoever comes and hangs up at once, which
-    nobody sees."""
+    """Connection limit; reserves file descriptors for engines and evidence. Without any left, libuv accepts connections
+    and closes them at once, which leaves no trace."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return MOST

@@ -1,4 +1,4 @@
-"""How a body whose length nobody knows goes over a connection: in chunks; to a client of HTTP/1.0, which knows none, as
+"""How a body of unknown length goes over a connection: in chunks; to a client of HTTP/1.0, which knows none, as
 it is, and the connection's end is its end."""
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class StreamingProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _look(self) -> None:
-        """Nothing is read while a request waits behind another, so nobody would hear that the client has left."""
+        """Notice a client that leaves while its request waits behind another: nothing is read from it then."""
         if not self.flow.read_paused or not self._is_serving():
             return
         if has_hung_up(self.transport):
@@ -156,7 +156,7 @@ class StreamingProtocol(HttpToolsProtocol):
         self._close_in_time()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """What comes behind a body is nobody's."""
+        """Bytes that come behind a body are dropped."""
         if self._head.runs:
             super().on_header(name, value)
 

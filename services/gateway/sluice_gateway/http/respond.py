@@ -30,7 +30,7 @@ transport. False, and nothing written: not begun, ended, or the client is behind
 
 
 class ClientGone(Exception):
-    """The client disconnected. Nobody is left to tell."""
+    """The client disconnected, so no answer can be sent."""
 
 
 def api_error(error: BaseException) -> ApiError:

@@ -61,7 +61,7 @@ class Server(uvicorn.Server):
         try:
             for number in handled:
                 loop.add_signal_handler(number, self._on_signal, number)
-        except (ValueError, RuntimeError):  # not the main thread: whoever runs us calls `ask_to_exit`
+        except (ValueError, RuntimeError):  # not the main thread: the caller uses `ask_to_exit`
             yield
             return
         try:

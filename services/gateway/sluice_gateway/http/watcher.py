@@ -1,4 +1,4 @@
-"""A stream of events for whoever reads it: one that does not would hold its place for ever."""
+"""A stream of events. It ends for a client that does not read, which would hold its place without end."""
 
 from __future__ import annotations
 

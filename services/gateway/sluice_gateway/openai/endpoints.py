@@ -195,7 +195,7 @@ class Endpoints:
         return _json({"ready": True})
 
     async def health(self, request: Request) -> Response:
-        """Who may see addresses and pids gets the whole report. A load balancer reads the status alone."""
+        """A caller that may see addresses and pids gets the whole report. A load balancer reads the status alone."""
         report = self._gateway.report()
         return _json(
             report if self._may_see_addresses(request) else without_addresses(report), 200 if report["ready"] else 503

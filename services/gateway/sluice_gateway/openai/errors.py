@@ -183,7 +183,7 @@ def model_broken(message: str, code: str) -> ApiError:
 
 
 def poison_suspected(victims: int, last: str) -> ApiError:
-    """503: the request may be what ends engines, so nobody should send it again by itself."""
+    """503: the request may be what ends engines, so no client should send it again by itself."""
     message = (
         f"{victims} engines failed while they ran this request, the last with {last}. The request itself may be what "
         "ends them: do not send it again unchanged, and look at what the engines said when they ended."

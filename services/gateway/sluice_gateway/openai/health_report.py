@@ -1,4 +1,4 @@
-"""What `/health` and `/version` say to those who may not see where engines are."""
+"""What `/health` and `/version` say to callers that may not see where engines are."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ _SHARED: dict[str, Unsupported] = {
     "regex": _never(_GRAMMAR),
     "ebnf": _never(_GRAMMAR),
     "priority": _number("All requests wait in one order; remove the field.", 0),
-    "cache_salt": _never("The cache is shared by all who use this gateway; run one for each tenant."),
+    "cache_salt": _never("The cache is shared by all users of this gateway; run one for each tenant."),
     "kv_transfer_params": _never("The gateway chooses the engines; remove the field."),
 }
 

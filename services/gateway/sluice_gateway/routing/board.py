@@ -1,6 +1,6 @@
 """What the status page shows: asked of the supervisors, so that a stuck engine is seen all the same.
 
-Nobody is asked unless somebody watches, nobody more than once a second, and none longer than a second.
+A supervisor is asked only while a page is open, at most once a second, and for at most a second.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StatusBoard:
         self._closed.set()
 
     async def now(self) -> dict[str, Any]:
-        """At most PERIOD_S old: {gateway, services, events}. All who ask at once share one look."""
+        """At most PERIOD_S old: {gateway, services, events}. All callers at one time share one look."""
         now = self._clock()
         if self._looking is None or (self._looking.done() and now - self._looked_at >= PERIOD_S):
             self._looked_at = now

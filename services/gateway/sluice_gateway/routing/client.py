@@ -141,7 +141,7 @@ class GrpcGenerate:
             self._call.cancel()
 
     async def reply(self) -> GenerateReply | None:
-        """gRPC reports a cancel of ours as CancelledError in whoever waits."""
+        """gRPC reports a cancel of ours as CancelledError in the task that waits."""
         if self._large is not None:
             message = await asyncio.to_thread(encode_in_slices, self._large)
             if self._cancelled:

@@ -1,6 +1,6 @@
-"""Who the engines are, from the EndpointSlices of their Services: listed once, then watched, for ever.
+"""The engines, from the EndpointSlices of their Services: listed once, then watched until the gateway ends.
 
-What was seen last stays while the API server is away or talks nonsense: engines do not go because somebody else does.
+What was seen last stays while the API server is away or talks nonsense: engines do not end because the API server does.
 """
 
 from __future__ import annotations

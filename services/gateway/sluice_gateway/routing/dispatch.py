@@ -1,4 +1,4 @@
-"""The queue at work: holds what waits, asks `queue.py` who goes, keeps count of what runs where."""
+"""The queue at work: holds what waits, asks `queue.py` which entry goes, keeps count of what runs where."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Ticket:
 
 
 class Dispatcher:
-    """`links` is the live set of engines by address, owned by somebody else, who calls `changed`."""
+    """`links` is the live set of engines by address; its owner calls `changed`."""
 
     def __init__(
         self,
@@ -144,7 +144,8 @@ class Dispatcher:
         return tickets
 
     def _may_wait(self) -> bool:
-        """Who is known now does not matter: a fleet that dies and comes back is told anew, and may be empty between."""
+        """The engines that are known now do not matter: a fleet that dies and comes back is told anew, and may be empty
+        between."""
         now = self._clock()
         if may_wait(self._usable_at, now, self._outage_s):
             return True
@@ -171,7 +172,7 @@ class Dispatcher:
             raise
 
     def drop(self, ticket: Ticket) -> None:
-        """Withdraw a ticket that nobody came to wait for."""
+        """Withdraw a ticket that was never waited for."""
         if not ticket.claimed:
             self.withdraw(ticket)
 
@@ -202,7 +203,7 @@ class Dispatcher:
             self.pump()
 
     def pump(self) -> None:
-        """Let go who can, end who is too late, sleep until time alone changes something."""
+        """Place the entries that can go, end those that are too late, sleep until time alone changes something."""
         if not self._tickets:
             return
         now = self._clock()

@@ -19,7 +19,7 @@ class FleetError(Exception):
 @dataclass(frozen=True, slots=True)
 class Member:
     """`role` None: it says so itself, in its Hello. `down`: why it is away, though it is wanted; then `address` is what
-    its launcher calls it, and nobody listens there."""
+    its launcher calls it, and nothing listens there."""
 
     role: Role | None
     address: str
@@ -69,7 +69,7 @@ class Engine:
 
     @property
     def role(self) -> Role | None:
-        """What it should be; where nobody has said that, what it says itself."""
+        """What it should be; where that is not known, what it says itself."""
         if self.member.role is None and self.hello is not None:
             return self.hello.role
         return self.member.role

@@ -1,4 +1,4 @@
-"""What keeps those who wait from a place: for the operator, who can have more engines of one role. Pure."""
+"""What keeps waiting requests from a place: for the operator, which can have more engines of one role. Pure."""
 
 from __future__ import annotations
 

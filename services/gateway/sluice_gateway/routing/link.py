@@ -23,13 +23,14 @@ logger = logging.getLogger(__name__)
 class Timings:
     """`load_timeout_s`: an engine whose Load takes longer gets no new work. `sick_s`: one that does not answer, or is
     not ready, loses what runs on it after so long, when another pair can take it; one in quarantine in any case, for
-    nothing comes back from there. `silent_s`: so does one that has not answered for so long, whoever is left."""
+    nothing comes back from there. `silent_s`: so does one that has not answered for so long, whatever engines are
+    left."""
 
     load_every_s: float = 0.2
     load_timeout_s: float = 1.5
     sick_s: float = 3.0
     silent_s: float = 120.0
-    # A reader forgets a source that nobody has named for ten minutes.
+    # A reader forgets a source that was not named for ten minutes.
     name_sources_every_s: float = 60.0
     tokens_timeout_s: float = 15.0
     first_backoff_s: float = 0.05
@@ -40,7 +41,7 @@ class Link:
     """`run` keeps the connection up for as long as it is not cancelled; `on_change` is called when `view` changed.
 
     `is_new`: it has neither answered a Load yet nor refused or lost the connection; one that is down may still come.
-    `last_hello` is that of the last life that was usable, also while nobody is there. `leaning`: tries on other
+    `last_hello` is that of the last life that was usable, also while nothing listens there. `leaning`: tries on other
     engines that wait for this one's prefill. `elsewhere`: whether some pair without this engine could take work.
     `sources`: addresses that an engine which says this Hello may be sent to for records.
     """
@@ -186,14 +187,14 @@ class Link:
 
     @property
     def is_sick(self) -> bool:
-        """Nothing that runs here is known to make progress. Who drains finishes what it has."""
+        """Nothing that runs here is known to make progress. An engine that drains finishes what it has."""
         load = self.view.load
         is_away = load is not None and load.not_ready and not load.draining
         return bool(self.view.trouble) or is_away or (load is not None and load.quarantined)
 
     def _fail_over(self, session: Session, asked_at: float) -> None:
-        """A stuck engine ends nothing by itself, and its supervisor takes its budget before it does: nobody should wait
-        for that who need not. Who drains finishes what it has."""
+        """A stuck engine ends nothing by itself, and its supervisor takes its budget before it does: requests that
+        another pair can take do not wait for that. An engine that drains finishes what it has."""
         load = self.view.load
         is_held = load is not None and load.quarantined
         since = self._sick_since = (self._sick_since or asked_at) if self.is_sick else None

@@ -1,4 +1,5 @@
-"""The one queue, as decisions: who enters, who is too late, who goes where next. Pure; time is an argument."""
+"""The one queue, as decisions: which request enters, which is too late, which goes where next. Pure; time is an
+argument."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nobody can go now. `wake_at` is when time alone may change that; `reason` is what the head of the queue lacks."""
+    """No entry can go now. `wake_at` is when time alone may change that; `reason` is what the head of the queue
+    lacks."""
 
     wake_at: float | None
     reason: NoRoute | None = None

@@ -39,7 +39,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class NoRoute:
-    """`reason`: NoPair (nobody could ever take it as things stand) or NoRoom (somebody can, later)."""
+    """`reason`: NoPair (no pair could take it as things stand) or NoRoom (a pair can, later)."""
 
     reason: str
     detail: str
@@ -79,7 +79,7 @@ def choose_pair(
 
 
 def no_pair(engines: Sequence[Engine]) -> NoRoute | None:
-    """Why nobody could take any work, at once or later; None when somebody could."""
+    """Why no pair could take any work, at once or later; None when one could."""
     return None if usable_groups(engines) else NoRoute(NO_PAIR, _why_nobody(engines, Wanted(())))
 
 

@@ -124,7 +124,7 @@ class Session:
             logprobs = None if by_index is None else [by_index.get(i) for i in range(at, at + count)]
             at += count
             attempt = self._tries.get(stream)
-            if attempt is not None:  # late tokens of an ended try are nobody's
+            if attempt is not None:  # late tokens of an ended try are dropped
                 if attempt.received and count:
                     since_s = now - attempt.told_at
                     gap_s = since_s / count

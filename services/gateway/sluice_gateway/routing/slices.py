@@ -1,4 +1,4 @@
-"""What EndpointSlices say about who the engines are. Pure, and never raises: a slice that makes no sense is empty.
+"""What EndpointSlices say about the engines. Pure, and never raises: a slice that makes no sense is empty.
 
 Conditions are not looked at: the engines' Services publish addresses that are not ready too, and an engine says by its
 own Hello and Load what it is and whether it takes work.

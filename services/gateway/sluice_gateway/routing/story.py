@@ -43,7 +43,7 @@ class Story:
             self._try.event("first token")
 
     def end_try(self, result: TryResult | None) -> None:
-        """`result` None: nobody wants it any more."""
+        """`result` None: it is not wanted any more."""
         if self._try is None:
             return
         fine = isinstance(result, Ended) and result.reason in (EndReason.STOP, EndReason.LENGTH)
@@ -61,7 +61,7 @@ class Story:
         self._span.end("", reason=reason, tokens=tokens, tries=tries)
 
     def fail(self, error: BaseException, tokens: int) -> None:
-        """It ended without an answer, or nobody waits for one any more."""
+        """It ended without an answer, or none is waited for any more."""
         if isinstance(error, asyncio.CancelledError):
             log.info("request abandoned", request=self._id, tokens=tokens)
         else:

@@ -8,7 +8,8 @@ WINDOW_S, MOST = 30.0, 4096
 
 
 class Gaps:
-    """`recent` has (when, gap in seconds), and grows with every token batch; `p95_ms` is for who asks now and then."""
+    """`recent` has (when, gap in seconds), and grows with every token batch; `p95_ms` is for callers that ask now and
+    then."""
 
     def __init__(self) -> None:
         self.recent: deque[tuple[float, float]] = deque(maxlen=MOST)

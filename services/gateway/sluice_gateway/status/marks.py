@@ -26,7 +26,7 @@ def _short(engines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 class GatewayMarks:
-    """`recorder` None: nobody watches."""
+    """`recorder` None: there is no supervisor."""
 
     def __init__(self, recorder: Recorder | None) -> None:
         self._recorder = recorder
@@ -50,7 +50,7 @@ class GatewayMarks:
         return self._recorder is not None
 
     def end(self, failed: str = "") -> None:
-        """`failed`: what has ended though nobody asked."""
+        """`failed`: what has ended without being asked to."""
         if failed:
             self.loop.doing(failed)
         self.loop.end(failed=bool(failed))
@@ -83,8 +83,8 @@ class GatewayMarks:
         self._troubles = now
 
     async def tokenize(self, characters: int, work: Callable[[], T]) -> T:
-        """Do it in the pool. What is pending stays so until a thread of the pool is done with it, also when nobody
-        waits for it any more."""
+        """Do it in the pool. What is pending stays so until a thread of the pool is done with it, also when the
+        request does not wait for it any more."""
         number = self._begun = self._begun + 1
         self._in_pool[number] = characters
         self._say()

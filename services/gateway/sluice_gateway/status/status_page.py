@@ -13,7 +13,7 @@ from sluice_gateway.http.watcher import EventResponse
 from sluice_gateway.routing.board import StatusBoard
 from sluice_gateway.status.counters import Counters
 
-# The page is one file: its own script and style, and nobody else's.
+# The page is one file: its own script and style, and no others.
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -12,7 +12,7 @@ from typing import Any
 Status = Mapping[str, Any]
 EVENTS_SHOWN = 30
 NO_ANSWER = "no answer"
-# In this order: who has a trouble of its own is told so rather than that it is not ready.
+# In this order: an engine with a trouble of its own shows that rather than "not ready".
 _STATES = (
     ("quarantined", "quarantined"),
     ("collecting_evidence", "collecting evidence"),

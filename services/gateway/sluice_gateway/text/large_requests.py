@@ -83,7 +83,7 @@ class LargeJob:
             self.timer = None
 
     def fail(self, error: ApiError) -> None:
-        """Whoever waits gets it; nobody may."""
+        """The request that waits gets the error, if one does."""
         for future in (self.parsed, self.encoded):
             if not future.done():
                 future.set_exception(error)
@@ -149,7 +149,7 @@ class LargeRequests:
             raise errors.deadline_exceeded(waited, "large requests are tokenised one after the other") from None
 
     def drop(self, job: LargeJob) -> None:
-        """Nobody waits for it any more. What the worker is at, it finishes."""
+        """The request does not wait for it any more. The worker finishes what it is at."""
         job.parts = ()
         job.is_abandoned = True
         if job.number in self._jobs and not job.runs:

@@ -226,7 +226,7 @@ def _model(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _bytes(document: dict[str, Any]) -> Iterator[str]:
-    """A byte without a token would be left out of every text that has it, and nobody would be told."""
+    """A byte without a token would be left out of every text that has it, and no error would say so."""
     vocab = document["model"]["vocab"]
     for char, byte in byte_alphabet().items():
         if char not in vocab and byte not in _NEVER_IN_UTF8:
