@@ -21,7 +21,7 @@ from sluice_engine.leader.inspect import summary
 from sluice_engine.leader.load import describe_load
 from sluice_engine.leader.marks import LeaderMarks
 from sluice_engine.leader.publish import Published
-from sluice_engine.leader.requests import Requests, TokenSink
+from sluice_engine.leader.requests import Requests, TakeTokens
 from sluice_engine.leader.scheduling.sequence import Aborted, EndCause, Fact, Gone, Mode, Sequence, SequenceSpec
 from sluice_engine.leader.scheduling.state import SchedulerState
 from sluice_engine.leader.step_loop import StepLoop, StepOutcome, Tainted
@@ -160,11 +160,11 @@ class Leader:
         if self.requests.abandon(generation):
             self._stop(generation)
 
-    def attach(self, gateway_id: str, sink: TokenSink) -> None:
+    def attach(self, gateway_id: str, sink: TakeTokens) -> None:
         """Tokens of `gateway_id` go to `sink` from now on; a later attach takes over."""
         self.requests.attach(gateway_id, sink)
 
-    def detach(self, gateway_id: str, sink: TokenSink) -> None:
+    def detach(self, gateway_id: str, sink: TakeTokens) -> None:
         """A gateway without its Attach stream cannot get tokens: what it asked for ends."""
         for generation in self.requests.detach(gateway_id, sink):
             self._stop(generation)

@@ -11,7 +11,7 @@ from sluice_protocol.generate import EndReason, GenerateRequest, Refused, TokenB
 from sluice_protocol.sampling import TokenLogprobs
 from sluice_runtime import log
 
-TokenSink = Callable[[TokenBatch], None]
+TakeTokens = Callable[[TokenBatch], None]
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class Requests:
     """`generations`: by sequence, shared with the step loop. `sinks`: the Attach stream of each gateway."""
 
     generations: dict[int, Generation]
-    sinks: dict[str, TokenSink] = field(default_factory=dict)
+    sinks: dict[str, TakeTokens] = field(default_factory=dict)
     _taken: set[tuple[str, int]] = field(default_factory=set)  # gateway and number of each generation
 
     def objection_to(self, request: GenerateRequest) -> Refused | None:
@@ -35,11 +35,11 @@ class Requests:
         if generation.gateway_id:
             self._taken.add((generation.gateway_id, generation.number))
 
-    def attach(self, gateway_id: str, sink: TokenSink) -> None:
+    def attach(self, gateway_id: str, sink: TakeTokens) -> None:
         """Tokens of `gateway_id` go to `sink` from now on; a later attach takes over."""
         self.sinks[gateway_id] = sink
 
-    def detach(self, gateway_id: str, sink: TokenSink) -> list[Generation]:
+    def detach(self, gateway_id: str, sink: TakeTokens) -> list[Generation]:
         """A gateway without its Attach stream cannot get tokens. The generations that have ended with it."""
         if self.sinks.get(gateway_id) != sink:  # equal, not identical: a method is bound anew at every mention
             return []

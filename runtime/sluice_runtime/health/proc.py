@@ -21,22 +21,22 @@ def look_at_thread(pid: int, tid: int) -> tuple[Thread, float]:
     """
     fields = _stat(f"/proc/{pid}/task/{tid}/stat")
     if fields[0] in ("", "Z", "X"):
-        return (Thread.UNKNOWN if _state(f"/proc/{pid}/stat") in ("", "Z", "X") else Thread.GONE), 0.0
+        return (Thread.UNKNOWN if state_of(pid) in ("", "Z", "X") else Thread.GONE), 0.0
     thread = Thread.STOPPED if fields[0] in ("T", "t") else Thread.ALIVE
     return thread, (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
 def process_state(pid: int) -> str:
     """In words: why it may have had nothing to say."""
-    state = _state(f"/proc/{pid}/stat")
+    state = state_of(pid)
     if state in ("", "Z", "X"):
         return "it has ended"
     return "it is stopped" if state in ("T", "t") else f"it did not answer (state {state})"
 
 
-def _state(path: str) -> str:
-    """The kernel's letter; "" where there is nothing of the kind."""
-    return _stat(path)[0]
+def state_of(pid: int, tid: int | None = None) -> str:
+    """The kernel's letter for a process, or for one of its threads; "" where there is none."""
+    return _stat(f"/proc/{pid}/stat" if tid is None else f"/proc/{pid}/task/{tid}/stat")[0]
 
 
 def _stat(path: str) -> list[str]:

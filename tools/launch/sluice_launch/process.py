@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from sluice_launch.commands import Command
 from sluice_launch.logs import begin_log, last_words
+from sluice_runtime.health.proc import state_of
 
 READY_S = 90.0
 # An engine drains for 20 s at most, and its supervisor waits for 25.
@@ -177,14 +178,6 @@ def is_running(pid: int) -> bool:
     return state_of(pid) not in ("", "Z", "X")
 
 
-def state_of(pid: int, task: Path | None = None) -> str:
-    """The kernel's letter; "" where there is no such process."""
-    try:
-        return ((task or Path(f"/proc/{pid}")) / "stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
-
-
 def stop_process(pid: int, timeout_s: float = 20.0) -> None:
     """SIGSTOP, and wait until every thread has stopped: the call returns before that, and until then they may answer.
     Raises Late."""
@@ -193,4 +186,4 @@ def stop_process(pid: int, timeout_s: float = 20.0) -> None:
 
 
 def _all_stopped(pid: int) -> bool:
-    return all(state_of(pid, task) in ("T", "t", "") for task in Path(f"/proc/{pid}/task").iterdir())
+    return all(state_of(pid, int(task.name)) in ("T", "t", "") for task in Path(f"/proc/{pid}/task").iterdir())

@@ -22,6 +22,8 @@ from sluice_protocol.source import (
 
 # The last resort: a process that hangs is named long before by its own supervisor, and a prefill may be slow and well.
 LEASE_TTL_MS = 3_600_000
+# Handoffs of each side, in a mirror of fixed size.
+MAX_DESCRIBED = 128
 
 
 class StreamEnd(StrEnum):
@@ -131,8 +133,6 @@ class TransferPort(Protocol):
     def describe(self) -> dict[str, object]:
         """Its name, process, and the lane that its self-test measured; empty while it is being started."""
         ...
-
-    def attach(self, peer: SourceHello) -> None: ...
 
     def pull(self, pulls: PullSet) -> bool:
         """False: there is no transport just now, and nothing was posted."""

@@ -15,8 +15,14 @@ from dataclasses import dataclass, field
 from sluice_engine.leader.generation import Generation
 from sluice_engine.leader.handoff.granted import fault_of_commit, fault_of_grant
 from sluice_engine.leader.handoff.pair_health import LANE_REASONS, PairHealth
-from sluice_engine.leader.handoff.ports import LeasePort, PairChanged, ReaderStream, TransferPort, Why
-from sluice_engine.leader.handoff.source import MAX_DESCRIBED
+from sluice_engine.leader.handoff.ports import (
+    MAX_DESCRIBED,
+    LeasePort,
+    PairChanged,
+    ReaderStream,
+    TransferPort,
+    Why,
+)
 from sluice_engine.leader.marks import LeaderMarks
 from sluice_engine.leader.requests import Requests
 from sluice_engine.leader.scheduling.sequence import (

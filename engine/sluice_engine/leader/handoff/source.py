@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from sluice_engine.leader.corruption import RECORD_CORRUPT, TOKENS_SUSPECT
-from sluice_engine.leader.handoff.ports import LEASE_TTL_MS, SourceStream, StreamEnd
+from sluice_engine.leader.handoff.ports import LEASE_TTL_MS, MAX_DESCRIBED, SourceStream, StreamEnd
 from sluice_engine.leader.handoff.suspicion import Suspicion
 from sluice_engine.leader.marks import LeaderMarks
 from sluice_engine.leader.scheduling.sequence import Fact, Grant, LeaseEnded, Mode, SequenceSpec, Suspected
@@ -45,10 +45,15 @@ from sluice_runtime.tracing import NO_TRACER, Span, Tracer
 REASSURE_S = 2.0
 # What a reader has for a lease that is complete; its own limits are tighter.
 PULL_BASE_S, PULL_BYTES_PER_S = 10.0, 10e6
-# Of each side, in a mirror of fixed size.
-MAX_DESCRIBED = 128
 
 Event, Effect = HandoffEvent, HandoffEffect
+_EVENTS: dict[type[ReaderMessage], HandoffEvent] = {
+    Open: Event.OPEN,
+    Pulled: Event.PULLED,
+    Fetch: Event.FETCH,
+    Mismatch: Event.MISMATCH,
+    Progress: Event.PROGRESS,
+}
 Payload = ReaderMessage | SourceMessage | str | None
 
 
@@ -200,17 +205,7 @@ class SourceHandoffs:
 
     def hear(self, stream: SourceStream, messages: Sequence[ReaderMessage]) -> None:
         for message in messages:
-            match message:
-                case Open():
-                    self._feed(self._of(stream), Event.OPEN, message)
-                case Pulled():
-                    self._feed(self._of(stream), Event.PULLED, message)
-                case Fetch():
-                    self._feed(self._of(stream), Event.FETCH, message)
-                case Mismatch():
-                    self._feed(self._of(stream), Event.MISMATCH, message)
-                case Progress():
-                    self._feed(self._of(stream), Event.PROGRESS, message)
+            self._feed(self._of(stream), _EVENTS[type(message)], message)
 
     def hear_unknown(self, stream: SourceStream, detail: str) -> None:
         self._feed(self._of(stream), Event.UNKNOWN, detail)
@@ -279,13 +274,10 @@ class SourceHandoffs:
             case Effect.SEND_COMPLETE, Complete():
                 self._limit_pull(handoff)
                 self._send(handoff, payload)
-            case Effect.SEND_ADMITTED, LeaseAdmitted():
-                self._send(handoff, payload)
-            case Effect.SEND_REFUSED, Refused():
-                self._send(handoff, payload)
-            case Effect.SEND_GRANTED, Granted():
-                self._send(handoff, payload)
-            case Effect.SEND_FIRST_TOKEN, FirstToken():
+            case (
+                Effect.SEND_ADMITTED | Effect.SEND_REFUSED | Effect.SEND_GRANTED | Effect.SEND_FIRST_TOKEN,
+                LeaseAdmitted() | Refused() | Granted() | FirstToken(),
+            ):
                 self._send(handoff, payload)
             case Effect.SUSPECT, Mismatch():
                 self._suspect(handoff, payload)
